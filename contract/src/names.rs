@@ -1,0 +1,118 @@
+//! Names that more than one binary must derive in the same way; nothing else builds them.
+
+use sha2::{Digest, Sha256};
+
+/// API group of both kinds, and prefix of every label and annotation.
+pub const GROUP: &str = "fanout.dev";
+/// Label a Secret must carry (value `"true"`) before a FanoutTopic or Subscription may refer to it.
+pub const CREDENTIALS_LABEL: &str = "fanout.dev/credentials";
+/// Annotation on a Subscription: a changed value resumes it after its endpoint answered 410 Gone.
+pub const RESUME_ANNOTATION: &str = "fanout.dev/resume";
+/// Annotation the operator changes on a worker's pods so that the kubelet refreshes their volume at once.
+pub const CONFIG_ANNOTATION: &str = "fanout.dev/config";
+/// Label on everything the operator creates: the FanoutTopic it belongs to.
+pub const TOPIC_LABEL: &str = "fanout.dev/topic";
+/// Label on worker objects: the worker (Deployment) they belong to.
+pub const WORKER_LABEL: &str = "fanout.dev/worker";
+
+/// Where a worker's projected volume is mounted.
+pub const CONFIG_DIR: &str = "/etc/fanout";
+/// The configuration file in [`CONFIG_DIR`]; Secret values lie beside it as `<uid>.<field>`.
+pub const CONFIG_FILE: &str = "config.yaml";
+/// Secret file that keys the configuration hash, so that the published hash says nothing about secrets.
+pub const HASH_KEY_FILE: &str = "hash.key";
+/// Port of a worker's admin server (`/livez`, `/readyz`, `/metrics`, `/status`).
+pub const ADMIN_PORT: u16 = 8080;
+
+/// Longest name of a Deployment whose pods' labels and host names stay valid.
+const DEPLOYMENT_MAX: usize = 63;
+/// Longest legal Kafka topic name.
+const KAFKA_TOPIC_MAX: usize = 249;
+
+/// Default Kafka topic of a FanoutTopic: `<prefix><namespace>.<name>`.
+pub fn kafka_topic(prefix: &str, namespace: &str, topic: &str) -> String {
+    shorten(
+        &format!("{prefix}{namespace}.{topic}"),
+        KAFKA_TOPIC_MAX - DEAD_SUFFIX.len(),
+    )
+}
+
+const DEAD_SUFFIX: &str = ".dead";
+
+/// Dead letter topic beside a Kafka topic.
+pub fn dead_letter_topic(kafka_topic: &str) -> String {
+    format!("{kafka_topic}{DEAD_SUFFIX}")
+}
+
+/// Consumer group of a new Subscription: `<prefix><namespace>.<subscription>`. Computed once; afterwards
+/// `status.groupId` is the truth.
+pub fn group_id(prefix: &str, namespace: &str, subscription: &str) -> String {
+    format!("{prefix}{namespace}.{subscription}")
+}
+
+/// Deployment of a topic's relays.
+pub fn relay_deployment(topic: &str) -> String {
+    shorten(&format!("{topic}-relay"), DEPLOYMENT_MAX)
+}
+
+/// Deployment of the topic's pool number `pool`.
+pub fn pool_deployment(topic: &str, pool: u32) -> String {
+    shorten(&format!("{topic}-pool-{pool}"), DEPLOYMENT_MAX)
+}
+
+/// Deployment of a Subscription with `isolation: Dedicated`.
+pub fn dedicated_deployment(topic: &str, subscription: &str) -> String {
+    shorten(&format!("{topic}-s-{subscription}"), DEPLOYMENT_MAX)
+}
+
+/// File of one Secret value in a worker's volume: `<uid>.<field>`, the uid being that of the object whose
+/// field refers to the Secret.
+pub fn secret_file(uid: &str, field: &str) -> String {
+    format!("{uid}.{field}")
+}
+
+/// Cuts `name` to `max` bytes; a cut name ends in a hash of the whole, so that two long names stay apart.
+fn shorten(name: &str, max: usize) -> String {
+    const HASH: usize = 8;
+    if name.len() <= max {
+        return name.to_owned();
+    }
+    let digest = Sha256::digest(name.as_bytes());
+    let hash: String = digest
+        .iter()
+        .take(HASH / 2)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let kept: String = name.chars().take(max - HASH - 1).collect();
+    format!("{}-{hash}", kept.trim_end_matches(['-', '.']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_names_are_kept() {
+        assert_eq!(relay_deployment("posts"), "posts-relay");
+        assert_eq!(pool_deployment("posts", 0), "posts-pool-0");
+        assert_eq!(dedicated_deployment("posts", "search"), "posts-s-search");
+        assert_eq!(kafka_topic("", "social", "posts"), "social.posts");
+        assert_eq!(dead_letter_topic("social.posts"), "social.posts.dead");
+        assert_eq!(group_id("prod.", "social", "search"), "prod.social.search");
+    }
+
+    #[test]
+    fn long_names_are_cut_and_stay_distinct() {
+        let topic = "t".repeat(40);
+        let one = dedicated_deployment(&topic, &format!("{}a", "s".repeat(39)));
+        let two = dedicated_deployment(&topic, &format!("{}b", "s".repeat(39)));
+        assert_eq!(one.len(), 63);
+        assert_ne!(one, two);
+    }
+
+    #[test]
+    fn a_cut_never_leaves_a_separator_before_the_hash() {
+        let name = shorten(&format!("{}-{}", "a".repeat(53), "b".repeat(40)), 63);
+        assert!(!name.contains("--"), "{name}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Stable error classes that workers report and the operator turns into condition reasons.
+
+use serde::{Deserialize, Serialize};
+
+/// Why an outbox can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SourceError {
+    /// The server does not answer.
+    Unreachable,
+    /// User or password refused.
+    AuthenticationFailed,
+    /// The TLS handshake failed.
+    TlsFailed,
+    /// The database of the URL does not exist.
+    DatabaseMissing,
+    /// The URL can't be parsed.
+    UrlInvalid,
+    /// The table does not exist, or is no table.
+    TableMissing,
+    /// A column is missing or has another type.
+    ColumnInvalid,
+    /// A right is missing.
+    PermissionDenied,
+    /// Schema `fanout` is missing or older than this relay.
+    SchemaOutdated,
+    /// The `xid` constraint is missing or not as it must be.
+    ConstraintMissing,
+    /// No usable index on the match columns, `xid`, `shard`.
+    IndexMissing,
+    /// The identity column's sequence caches values, which breaks order.
+    SequenceCached,
+    /// The stored position belongs to another database history.
+    SourceChanged,
+    /// The server is a standby.
+    ReadOnly,
+    /// Anything else the server refused.
+    QueryFailed,
+}
+
+/// Why nothing can be produced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BrokerError {
+    /// No broker answers.
+    Unreachable,
+    /// User or password refused.
+    AuthenticationFailed,
+    /// The TLS handshake failed.
+    TlsFailed,
+    /// The topic does not exist.
+    TopicMissing,
+    /// A right is missing.
+    PermissionDenied,
+    /// Anything else the broker refused.
+    ProduceFailed,
+}
+
+impl SourceError {
+    /// True where only a human can mend it.
+    pub const fn needs_human(self) -> bool {
+        !matches!(self, Self::Unreachable | Self::ReadOnly | Self::QueryFailed)
+    }
+}
+
+impl BrokerError {
+    /// True where only a human can mend it.
+    pub const fn needs_human(self) -> bool {
+        matches!(
+            self,
+            Self::AuthenticationFailed | Self::TlsFailed | Self::PermissionDenied
+        )
+    }
+}
