@@ -1,1 +1,12 @@
-//! Placeholder.
+//! What every binary shares: telemetry, admin server, configuration watching, shutdown and the TLS provider.
+
+pub mod admin;
+pub mod backoff;
+pub mod config;
+#[cfg(feature = "filter")]
+pub mod filter;
+#[cfg(feature = "guard")]
+pub mod guard;
+pub mod shutdown;
+pub mod telemetry;
+pub mod tls;
