@@ -1,1 +1,3 @@
-//! Integration tests.
+//! Integration tests: the real binaries against real services.
+
+mod harness;

@@ -1,0 +1,283 @@
+//! A private Kafka broker, one node, from Maven artifacts.
+
+use super::child::{Process, Signal, Spec};
+use super::{dirs, ports, run, say};
+use crate::Deadline;
+use anyhow::Context;
+use base64::Engine as _;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Duration;
+
+const COPY_DEPENDENCIES: &str =
+    "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies";
+const START_LIMIT: Duration = Duration::from_secs(90);
+
+/// A running broker.
+pub struct Kafka {
+    installation: Installation,
+    node: Node,
+    process: Mutex<Option<Process>>,
+    admin: AdminClient<DefaultClientContext>,
+}
+
+impl std::fmt::Debug for Kafka {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kafka")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Kafka {
+    /// Downloads the broker unless it is cached, formats a folder and starts it.
+    pub fn start() -> anyhow::Result<Self> {
+        let installation = Installation::cached()?;
+        let node = Node::format(&installation)?;
+        let process = node.spawn(&installation, None)?;
+        let admin = client(&node.bootstrap()).create()?;
+        Ok(Self {
+            installation,
+            node,
+            process: Mutex::new(Some(process)),
+            admin,
+        })
+    }
+
+    /// Starts the broker over its existing data, after [`Self::kill`].
+    pub fn start_again(&self) -> anyhow::Result<()> {
+        let process = self.node.spawn(&self.installation, None)?;
+        *self.process.lock().expect("not poisoned") = Some(process);
+        Ok(())
+    }
+
+    /// SIGKILL. For tests that have a broker of their own ([`Self::start`]).
+    pub fn kill(&self) {
+        drop(self.process.lock().expect("not poisoned").take());
+    }
+
+    /// `host:port`.
+    pub fn bootstrap(&self) -> String {
+        self.node.bootstrap()
+    }
+
+    /// Client configuration that reaches this broker and nothing else.
+    pub fn client(&self) -> ClientConfig {
+        client(&self.bootstrap())
+    }
+
+    /// Admin client.
+    pub fn admin(&self) -> &AdminClient<DefaultClientContext> {
+        &self.admin
+    }
+
+    /// Creates a topic with one replica.
+    pub async fn create_topic(&self, name: &str, partitions: i32, config: &[(&str, &str)]) {
+        let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+        for (key, value) in config {
+            topic = topic.set(key, value);
+        }
+        let results = self
+            .admin
+            .create_topics(
+                [&topic],
+                &AdminOptions::new().operation_timeout(Some(START_LIMIT)),
+            )
+            .await
+            .unwrap_or_else(|error| panic!("topic {name}: {error}"));
+        for result in results {
+            result.unwrap_or_else(|(name, error)| panic!("topic {name}: {error}"));
+        }
+    }
+}
+
+fn client(bootstrap: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", bootstrap);
+    config
+}
+
+/// Addresses and folder of the node.
+#[derive(Debug)]
+struct Node {
+    dir: PathBuf,
+    port: u16,
+}
+
+impl Node {
+    fn format(installation: &Installation) -> anyhow::Result<Self> {
+        let (port, controller) = (ports::free()?, ports::free()?);
+        let dir = dirs::private(&format!("kafka-{port}"), 0o700)?;
+        let fixed = fs::read_to_string(dirs::tests_dir().join("kafka/server.properties"))?;
+        let own = format!(
+            "controller.quorum.voters=1@127.0.0.1:{controller}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             log.dirs={}\n",
+            dir.join("data").display()
+        );
+        fs::write(dir.join("server.properties"), format!("{fixed}{own}"))?;
+        let id = base64::engine::general_purpose::URL_SAFE_NO_PAD
+            .encode(rand::random::<u128>().to_be_bytes());
+        run(Command::new("java")
+            .args(installation.java_args())
+            .args([
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                &id,
+                "-c",
+                "server.properties",
+            ])
+            .current_dir(&dir))?;
+        Ok(Self { dir, port })
+    }
+
+    fn bootstrap(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    fn spawn(&self, installation: &Installation, extra: Option<String>) -> anyhow::Result<Process> {
+        let log = dirs::run().join(format!("kafka-{}.log", self.port));
+        let process = Spec::new("java", &self.dir, &log)
+            .args(["-Xms128m", "-Xmx512m"])
+            .args(extra)
+            .args(installation.java_args())
+            .args(["kafka.Kafka", "server.properties"])
+            .spawn()?;
+        let probe: rdkafka::consumer::BaseConsumer = client(&self.bootstrap())
+            .set("reconnect.backoff.ms", "20")
+            .set("reconnect.backoff.max.ms", "50")
+            .set("log_level", "0")
+            .create()?;
+        Deadline::after(START_LIMIT).poll("Kafka answers", || {
+            process.ensure_running()?;
+            use rdkafka::consumer::Consumer as _;
+            Ok(probe
+                .fetch_metadata(None, Duration::from_millis(300))
+                .ok()
+                .filter(|metadata| !metadata.brokers().is_empty()))
+        })?;
+        Ok(process)
+    }
+}
+
+/// Jars, and an archive of their loaded classes that halves the start.
+#[derive(Debug)]
+struct Installation {
+    class_path: String,
+    archive: PathBuf,
+}
+
+impl Installation {
+    /// The installation for `tests/kafka/pom.xml`, in the cache.
+    fn cached() -> anyhow::Result<Self> {
+        let pom = dirs::tests_dir().join("kafka/pom.xml");
+        let digest = Sha256::digest(fs::read(&pom)?);
+        let hash: String = digest
+            .iter()
+            .take(6)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let kafka = dirs::cache().join("kafka");
+        let dir = kafka.join(hash);
+        fs::create_dir_all(&kafka)?;
+        // One process installs, the others wait for it.
+        let guard = File::create(kafka.join("lock"))?;
+        guard.lock()?;
+        if !dir.join("libs").exists() {
+            download(&pom, &dir)?;
+        }
+        let installation = Self {
+            class_path: class_path(&dir.join("libs"))?,
+            archive: dir.join(format!("classes-{}.jsa", java_version()?)),
+        };
+        if !installation.archive.exists() {
+            say("preparing Kafka for quick starts (once, about 15 s)");
+            installation.train()?;
+        }
+        Ok(installation)
+    }
+
+    fn java_args(&self) -> Vec<String> {
+        let log4j = dirs::tests_dir().join("kafka/log4j2.properties");
+        let mut args = vec![
+            "-XX:+UseSerialGC".to_owned(),
+            "-Xshare:auto".to_owned(),
+            format!("-Dlog4j2.configurationFile={}", log4j.display()),
+            "-cp".to_owned(),
+            self.class_path.clone(),
+        ];
+        if self.archive.exists() {
+            args.push(format!("-XX:SharedArchiveFile={}", self.archive.display()));
+        }
+        args
+    }
+
+    /// Starts a broker once and keeps the classes it loaded.
+    fn train(&self) -> anyhow::Result<()> {
+        let partial = self.archive.with_extension("partial");
+        let node = Node::format(self)?;
+        let process = node.spawn(
+            self,
+            Some(format!("-XX:ArchiveClassesAtExit={}", partial.display())),
+        )?;
+        process.signal(Signal::TERM);
+        process.wait(START_LIMIT)?;
+        fs::remove_dir_all(&node.dir)?;
+        fs::rename(&partial, &self.archive).context("java wrote no class archive")
+    }
+}
+
+fn download(pom: &Path, dir: &Path) -> anyhow::Result<()> {
+    say(&format!(
+        "downloading Kafka from Maven to {} (once, about 55 MB)",
+        dir.display()
+    ));
+    let partial = dir.with_extension("partial");
+    if partial.exists() {
+        fs::remove_dir_all(&partial)?;
+    }
+    run(Command::new("mvn")
+        .args(["-q", "-B", "-f"])
+        .arg(pom)
+        .arg(COPY_DEPENDENCIES)
+        .arg(format!(
+            "-DoutputDirectory={}",
+            partial.join("libs").display()
+        ))
+        .arg("-DincludeScope=runtime")
+        .current_dir(dirs::run()))?;
+    fs::rename(&partial, dir)?;
+    Ok(())
+}
+
+/// The jars in a fixed order: the class archive is valid for exactly the class path it was made with.
+fn class_path(libs: &Path) -> anyhow::Result<String> {
+    let mut jars: Vec<String> = fs::read_dir(libs)?
+        .map(|entry| Ok(entry?.path().display().to_string()))
+        .collect::<std::io::Result<_>>()?;
+    jars.sort();
+    anyhow::ensure!(!jars.is_empty(), "no jars in {}", libs.display());
+    Ok(jars.join(":"))
+}
+
+/// Something short that changes with the installed Java: a class archive is bound to it.
+fn java_version() -> anyhow::Result<String> {
+    let output = Command::new("java")
+        .arg("-version")
+        .output()
+        .context("java")?;
+    let digest = Sha256::digest(&output.stderr);
+    Ok(digest
+        .iter()
+        .take(4)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
