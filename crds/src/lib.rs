@@ -1,1 +1,24 @@
-//! Placeholder.
+//! The API of group `fanout.dev`: the types of both kinds, their rules, and the CRDs generated from them.
+//!
+//! The YAML lies beside this crate's source (`crds/*.yaml`) and is written by `cargo run -p fanout-crds --bin crdgen`.
+
+// The derive of KubeSchema makes a second, private struct that is `pub` inside a function.
+#![allow(unreachable_pub)]
+
+pub mod condition;
+pub mod fanout_topic;
+pub mod pod;
+pub mod reference;
+mod schema;
+pub mod subscription;
+
+pub use fanout_topic::{FanoutTopic, FanoutTopicSpec, FanoutTopicStatus};
+pub use schema::{crds, yaml};
+pub use subscription::{Subscription, SubscriptionSpec, SubscriptionStatus};
+
+/// API group of both kinds.
+pub const GROUP: &str = "fanout.dev";
+/// The only version served.
+pub const VERSION: &str = "v1alpha1";
+/// Longest name of a FanoutTopic or Subscription, so that what is derived from it stays readable.
+pub const NAME_MAX: usize = 40;
