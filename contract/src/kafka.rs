@@ -38,7 +38,7 @@ pub struct KafkaAuth {
 }
 
 /// SASL mechanism, spelled as in the API.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mechanism {
     /// No SASL.
     #[default]
@@ -66,7 +66,7 @@ impl Mechanism {
 /// Values read from the files that [`KafkaAuth`] names.
 ///
 /// Has no `Debug`: what it holds must not reach a log.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct KafkaCredentials {
     /// SASL user name.
     pub user: Option<String>,
