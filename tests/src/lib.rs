@@ -10,6 +10,7 @@
 )]
 
 pub mod services;
+pub mod verdict;
 
 mod deadline;
 mod sandbox;
