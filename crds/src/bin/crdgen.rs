@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> std::io::Result<()> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for crd in fanout_crds::crds() {
         let file = folder.join(format!("{}.yaml", crd.spec.names.plural));
-        std::fs::write(file, fanout_crds::yaml(&crd)?)?;
+        std::fs::write(file, fanout_crds::yaml(&crd))?;
     }
     Ok(())
 }
