@@ -27,9 +27,12 @@ cluster   containerd                           containerd
 cluster   runc                                 runc
 cluster   /usr/lib/cni/bridge                  containernetworking-plugins
 cluster   nft                                  nftables
-cluster   conntrack                            conntrack
-cluster   socat                                socat
 cluster   ip                                   iproute2
+cluster   nsenter                              util-linux
+cluster   openssl                              openssl
+cluster   python3                              python3
+cluster   strip                                binutils
+cluster   unzip                                unzip
 TABLE
 }
 
