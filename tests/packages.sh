@@ -33,6 +33,7 @@ cluster   openssl                              openssl
 cluster   python3                              python3
 cluster   strip                                binutils
 cluster   unzip                                unzip
+cluster   pip3                                 python3-pip
 TABLE
 }
 

@@ -3,9 +3,10 @@
 #
 #   build.sh kube     etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl
 #   build.sh coredns  the cluster's name server
-#   build.sh          both
+#   build.sh pause    the process that holds a pod's namespaces
+#   build.sh          all of them
 #
-# Each part is built again only when its sources, its versions or its flags change. Needs Go; nothing else is installed.
+# Each part is built again only when its sources, its versions or its flags change. Needs Go; nothing is installed.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
@@ -26,7 +27,7 @@ build_module() {
   is_current() { [ -x "$bin/$name" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$key" ]; }
   is_current && return 0
   lock "build-$name"
-  is_current && return 0 # another run built it while this one waited
+  is_current && { unlock; return 0; } # another run built it while this one waited
 
   require_go
   mkdir -p "$bin" "$cache/go"
@@ -38,22 +39,21 @@ build_module() {
   say "building $name: about $time on 2 cores, once (cached in $bin)"
   cd "$source"
   local log=$bin/.$name.log packages
-  say "  fetching the Go modules of $name"
   packages=$(go list -deps . 2>"$log" | wc -l) || { tail -n 20 "$log" >&2; die "the Go modules of $name could not be fetched (whole log: $log)"; }
   # -v prints one line for each package that is compiled, which is the progress.
-  go build -v -trimpath -ldflags "$ldflags" -o "$bin/.$name.new" . 2>"$log" &
+  go build -v -trimpath -buildvcs=false -ldflags "$ldflags" -o "$bin/.$name.new" . 2>"$log" &
   local build=$! started=$SECONDS
   trap 'kill "$build" 2>/dev/null || true' EXIT
   while kill -0 "$build" 2>/dev/null; do
     for _ in $(seq 30); do kill -0 "$build" 2>/dev/null && sleep 1; done
-    kill -0 "$build" 2>/dev/null && say "  $(wc -l <"$log") of at most $packages packages after $((SECONDS - started)) s"
+    kill -0 "$build" 2>/dev/null && say "  $name: $(wc -l <"$log") of at most $packages packages after $((SECONDS - started)) s"
   done
   wait "$build" || { tail -n 20 "$log" >&2; die "the build of $name failed (whole log: $log)"; }
   trap - EXIT
   mv "$bin/.$name.new" "$bin/$name"
   printf '%s' "$key" >"$stamp"
-  say "  built $name in $((SECONDS - started)) s"
-  exec {lock_fd}>&-
+  say "  $name: built in $((SECONDS - started)) s"
+  unlock
 }
 
 build_kube() {
@@ -69,10 +69,19 @@ build_coredns() {
   build_module coredns "1 minute" "-s -w -X github.com/coredns/coredns/coremain.GitCommit=$coredns_version"
 }
 
+build_pause() {
+  build_module pause "1 second" "-s -w"
+}
+
 case ${1:-all} in
 kube) build_kube ;;
 coredns) build_coredns ;;
-all) build_kube && build_coredns ;;
-*) die "usage: build.sh [kube|coredns]" ;;
+pause) build_pause ;;
+all)
+  build_pause
+  build_coredns
+  build_kube
+  ;;
+*) die "usage: build.sh [kube|coredns|pause]" ;;
 esac
 printf '%s\n' "$bin"

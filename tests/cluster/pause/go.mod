@@ -1,0 +1,3 @@
+module fanout.dev/tests/cluster/pause
+
+go 1.24.0
