@@ -6,9 +6,13 @@
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
+    clippy::unwrap_in_result,
     reason = "a test harness fails by panicking: the message is what the developer reads"
 )]
 
+pub mod configs;
+pub mod process;
+pub mod receiver;
 pub mod services;
 pub mod verdict;
 

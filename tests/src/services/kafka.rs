@@ -2,17 +2,19 @@
 
 use super::child::{Process, Signal, Spec};
 use super::{dirs, ports, run, say};
-use crate::Deadline;
+use crate::{Deadline, eventually};
 use anyhow::Context;
 use base64::Engine as _;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const COPY_DEPENDENCIES: &str =
@@ -53,13 +55,17 @@ impl Kafka {
     /// Starts the broker over its existing data, after [`Self::kill`].
     pub fn start_again(&self) -> anyhow::Result<()> {
         let process = self.node.spawn(&self.installation, None)?;
-        *self.process.lock().expect("not poisoned") = Some(process);
+        *self.lock() = Some(process);
         Ok(())
     }
 
     /// SIGKILL. For tests that have a broker of their own ([`Self::start`]).
     pub fn kill(&self) {
-        drop(self.process.lock().expect("not poisoned").take());
+        drop(self.lock().take());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// `host:port`.
@@ -94,6 +100,28 @@ impl Kafka {
         for result in results {
             result.unwrap_or_else(|(name, error)| panic!("topic {name}: {error}"));
         }
+        // Created is not yet known to the part of the broker that answers clients.
+        eventually(
+            START_LIMIT,
+            &format!("topic {name} has leaders"),
+            async || {
+                let metadata = self
+                    .admin
+                    .inner()
+                    .fetch_metadata(Some(name), Duration::from_secs(5))?;
+                let known = metadata
+                    .topics()
+                    .first()
+                    .map_or(&[][..], |topic| topic.partitions());
+                let led = known
+                    .iter()
+                    .filter(|p| p.error().is_none() && p.leader() >= 0)
+                    .count();
+                anyhow::ensure!(i32::try_from(led)? == partitions, "{led} have");
+                Ok(())
+            },
+        )
+        .await;
     }
 }
 
@@ -151,14 +179,13 @@ impl Node {
             .args(installation.java_args())
             .args(["kafka.Kafka", "server.properties"])
             .spawn()?;
-        let probe: rdkafka::consumer::BaseConsumer = client(&self.bootstrap())
+        let probe: BaseConsumer = client(&self.bootstrap())
             .set("reconnect.backoff.ms", "20")
             .set("reconnect.backoff.max.ms", "50")
             .set("log_level", "0")
             .create()?;
         Deadline::after(START_LIMIT).poll("Kafka answers", || {
             process.ensure_running()?;
-            use rdkafka::consumer::Consumer as _;
             Ok(probe
                 .fetch_metadata(None, Duration::from_millis(300))
                 .ok()
@@ -179,12 +206,7 @@ impl Installation {
     /// The installation for `tests/kafka/pom.xml`, in the cache.
     fn cached() -> anyhow::Result<Self> {
         let pom = dirs::tests_dir().join("kafka/pom.xml");
-        let digest = Sha256::digest(fs::read(&pom)?);
-        let hash: String = digest
-            .iter()
-            .take(6)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
+        let hash = short_hash(&fs::read(&pom)?);
         let kafka = dirs::cache().join("kafka");
         let dir = kafka.join(hash);
         fs::create_dir_all(&kafka)?;
@@ -274,10 +296,14 @@ fn java_version() -> anyhow::Result<String> {
         .arg("-version")
         .output()
         .context("java")?;
-    let digest = Sha256::digest(&output.stderr);
-    Ok(digest
-        .iter()
-        .take(4)
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(short_hash(&output.stderr))
+}
+
+/// The start of the SHA-256 in hex: enough to name a folder.
+fn short_hash(contents: &[u8]) -> String {
+    let digest = Sha256::digest(contents);
+    digest.iter().take(6).fold(String::new(), |mut hex, byte| {
+        let _infallible = write!(hex, "{byte:02x}");
+        hex
+    })
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Password of every role the harness makes: tests may look for it where it must not be.
@@ -16,6 +16,8 @@ pub const PASSWORD: &str = "pg-p4ssw0rd-of-the-tests";
 pub const TEMPLATE: &str = "fanout_template";
 /// Connections the server admits; tests run in parallel with a pool each.
 const MAX_CONNECTIONS: u32 = 300;
+
+const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running server.
 #[derive(Debug)]
@@ -90,11 +92,11 @@ impl Postgres {
                     .flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]),
             )
             .spawn()?;
-        Deadline::after(Duration::from_secs(60)).poll("PostgreSQL answers", || {
+        Deadline::after(START_LIMIT).poll("PostgreSQL answers", || {
             process.ensure_running()?;
             Ok(self.psql("postgres", "select 1", &[]).ok())
         })?;
-        *self.process.lock().expect("not poisoned") = Some(process);
+        *self.lock() = Some(process);
         Ok(())
     }
 
@@ -102,11 +104,15 @@ impl Postgres {
     ///
     /// For tests that have a server of their own ([`Self::start`]).
     pub fn kill(&self) -> anyhow::Result<()> {
-        if let Some(process) = self.process.lock().expect("not poisoned").take() {
+        if let Some(process) = self.lock().take() {
             process.signal(Signal::QUIT);
             process.wait(Duration::from_secs(30))?;
         }
         Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// TCP port on 127.0.0.1.
@@ -184,9 +190,11 @@ impl Postgres {
         }
         writeln!(sql, "create database {TEMPLATE};")?;
         self.psql("postgres", &sql, &[])?;
+        let roles = [("app_role", APP_ROLE), ("relay_role", RELAY_ROLE)];
         for file in manifests()? {
-            self.psql_file(TEMPLATE, &file, &[])?;
+            self.psql_file(TEMPLATE, &file, &roles)?;
         }
+        self.psql(TEMPLATE, include_str!("../harness.sql"), &[])?;
         Ok(())
     }
 }
