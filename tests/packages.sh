@@ -6,6 +6,8 @@
 #   tests/packages.sh cluster    what the local Kubernetes node needs
 #   tests/packages.sh            all of them
 #
+# With --list as the first argument it only prints the missing ones.
+#
 # A user who is not root gets the list and the command instead, and exit status 1. No system service is started.
 set -euo pipefail
 
@@ -37,11 +39,16 @@ cluster   pip3                                 python3-pip
 TABLE
 }
 
+list=
+if [[ ${1:-} == --list ]]; then
+    list=yes
+    shift
+fi
 part=${1:-all}
 case $part in
 all | build | services | cluster) ;;
 *)
-    echo "usage: tests/packages.sh [build|services|cluster]" >&2
+    echo "usage: tests/packages.sh [--list] [build|services|cluster]" >&2
     exit 2
     ;;
 esac
@@ -61,6 +68,10 @@ done < <(table)
 
 ((${#missing[@]})) || exit 0
 mapfile -t missing < <(printf '%s\n' "${missing[@]}" | sort -u)
+if [[ $list ]]; then
+    echo "${missing[*]}"
+    exit 0
+fi
 install="apt-get install -y --no-install-recommends ${missing[*]}"
 
 if ! command -v apt-get >/dev/null; then

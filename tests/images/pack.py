@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Packs a container image as a docker-archive without a container engine: one layer, no shell, a non-root user, the same bytes for the same input.
 
-The archive is what `docker load`, `kind load image-archive`, `minikube image load` and `ctr images import` take. The tag is
-derived from the content, so that a changed image has another name and a cluster never runs an old one by mistake.
+The archive is what `docker load`, `kind load image-archive`, `minikube image load` and `ctr images import` take. Unless told
+otherwise the tag is derived from the content: a changed image has another name, and a cluster never runs an old one by mistake.
 Prints the image's reference and the archive's path.
 """
 
@@ -33,7 +33,7 @@ def main():
         write_layer(layer, entries)
         config = json.dumps(image_config(options, digest_of(layer)), sort_keys=True).encode()
         digest = hashlib.sha256(config).hexdigest()
-        reference = f"{options.name}:{digest[:12]}"
+        reference = f"{options.name}:{options.tag or digest[:12]}"
         base = options.name.rsplit("/", 1)[-1]
         archive = os.path.join(options.folder, f"{base}-{digest[:12]}.tar")
         if not os.path.exists(archive):
@@ -48,6 +48,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", required=True, help="where the archive goes")
     parser.add_argument("--name", required=True, help="the image's name without tag: localhost/NAME")
+    parser.add_argument("--tag", help="instead of the content's hash")
     parser.add_argument("--binary", action="append", default=[], metavar="SOURCE:TARGET",
                         help="a program, packed stripped, with the shared libraries that ldd names")
     parser.add_argument("--file", action="append", default=[], metavar="SOURCE:TARGET")
@@ -156,8 +157,11 @@ def header(name, mode, size=0, kind=tarfile.REGTYPE):
 
 
 def digest_of(path):
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def image_config(options, layer_digest):
