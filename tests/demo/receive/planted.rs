@@ -31,10 +31,8 @@ pub(super) enum Planted {
     Nothing,
     /// Forget the next delivery.
     Lose,
-    /// Hold the next delivery back.
-    Swap,
-    /// Record this one after the next of the same author.
-    Held(Delivery),
+    /// Hold deliveries back until a second one of some author comes.
+    Swap(Vec<Delivery>),
 }
 
 impl Planted {
@@ -43,7 +41,7 @@ impl Planted {
         if matches!(self, Self::Nothing) {
             *self = match fault {
                 Fault::Lose => Self::Lose,
-                Fault::Swap => Self::Swap,
+                Fault::Swap => Self::Swap(Vec::new()),
             };
         }
     }
@@ -53,14 +51,15 @@ impl Planted {
         match std::mem::take(self) {
             Self::Nothing => vec![delivery],
             Self::Lose => Vec::new(),
-            Self::Swap => {
-                *self = Self::Held(delivery);
+            Self::Swap(mut held) => {
+                if held.iter().any(|held| same_stream(held, &delivery)) {
+                    // Of the other authors nothing later was recorded: they stay in order.
+                    held.insert(0, delivery);
+                    return held;
+                }
+                held.push(delivery);
+                *self = Self::Swap(held);
                 Vec::new()
-            }
-            Self::Held(held) if same_stream(&held, &delivery) => vec![delivery, held],
-            Self::Held(held) => {
-                *self = Self::Held(held);
-                vec![delivery]
             }
         }
     }
@@ -113,7 +112,7 @@ mod tests {
         assert_eq!(recorded(Some(Fault::Lose)), ["a1", "b1", "a3", "b2", "a4"]);
         assert_eq!(
             recorded(Some(Fault::Swap)),
-            ["a1", "b1", "a3", "a2", "b2", "a4"]
+            ["a1", "a3", "a2", "b1", "b2", "a4"]
         );
     }
 }
