@@ -14,6 +14,26 @@ pub const SPEC_VERSION: &str = "1.0";
 /// Digits of `sequence`, so that it sorts as text: enough for every 64-bit id.
 pub const SEQUENCE_DIGITS: usize = 20;
 
+/// Names of the headers the relay writes, spelled out: it writes millions.
+pub mod header {
+    /// `specversion`.
+    pub const SPEC_VERSION: &str = "ce_specversion";
+    /// `id`.
+    pub const ID: &str = "ce_id";
+    /// `source`.
+    pub const SOURCE: &str = "ce_source";
+    /// `type`.
+    pub const TYPE: &str = "ce_type";
+    /// `time`.
+    pub const TIME: &str = "ce_time";
+    /// `subject`.
+    pub const SUBJECT: &str = "ce_subject";
+    /// [`SEQUENCE`](super::SEQUENCE).
+    pub const SEQUENCE: &str = "ce_sequence";
+    /// [`TRACEPARENT`](super::TRACEPARENT).
+    pub const TRACEPARENT: &str = "ce_traceparent";
+}
+
 /// Headers of a dead-lettered record, beside the unchanged headers of the event.
 pub mod dead_letter {
     /// `<namespace>/<name>` of the Subscription that gave up.
@@ -202,6 +222,31 @@ mod tests {
     fn headers_round_trip() {
         let event = event();
         assert_eq!(decode(&event.to_headers()), Ok(event));
+    }
+
+    #[test]
+    fn header_names_are_the_prefixed_attributes() {
+        let mut event = event();
+        event.subject = Some("s".into());
+        event.extensions = vec![
+            (SEQUENCE.into(), sequence(1)),
+            (TRACEPARENT.into(), "00".into()),
+        ];
+        let names: Vec<_> = event.to_headers().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(
+            names,
+            [
+                header::SPEC_VERSION,
+                header::ID,
+                header::SOURCE,
+                header::TYPE,
+                header::TIME,
+                header::SUBJECT,
+                header::SEQUENCE,
+                header::TRACEPARENT,
+                CONTENT_TYPE
+            ]
+        );
     }
 
     #[test]
