@@ -63,6 +63,8 @@ pub(crate) fn digest(r#type: &str, payload: &Value) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fanout_contract::envelope::Attributes;
+    use fanout_runtime::filter::Filter;
 
     #[test]
     fn the_digest_ignores_layout_and_nothing_else() {
@@ -79,5 +81,52 @@ mod tests {
         assert!(!Wanted::PublicPosts.matches(POST, "followers"));
         assert!(!Wanted::PublicPosts.matches(LIKE, "public"));
         assert!(Wanted::Everything.matches(LIKE, "public"));
+    }
+
+    /// The Subscriptions of the manifests: name and filter.
+    fn manifests() -> Vec<(String, Option<Filter>)> {
+        let documents: Vec<Value> =
+            serde_yaml::from_multiple(include_str!("manifests/fanout.yaml")).unwrap();
+        documents
+            .iter()
+            .filter(|object| object["kind"] == "Subscription")
+            .map(|object| {
+                let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+                let filter = object["spec"]["filter"].as_str();
+                (name, filter.map(|source| Filter::compile(source).unwrap()))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_report_expects_what_the_manifests_ask_for() {
+        let manifests = manifests();
+        assert_eq!(manifests.len(), SUBSCRIPTIONS.len());
+        for (name, wanted) in SUBSCRIPTIONS {
+            let (_, filter) = manifests.iter().find(|(found, _)| found == name).unwrap();
+            for r#type in [POST, FOLLOW, LIKE] {
+                for visibility in ["public", "followers"] {
+                    let attributes = Attributes {
+                        id: "1".to_owned(),
+                        source: "/social/posts".to_owned(),
+                        r#type: r#type.to_owned(),
+                        time: None,
+                        subject: None,
+                        content_type: Some("application/json".to_owned()),
+                        extensions: Vec::new(),
+                    };
+                    let data = json!({"visibility": visibility}).to_string();
+                    let matches = filter.as_ref().is_none_or(|filter| {
+                        filter.matches(&attributes, Some(data.as_bytes())).unwrap()
+                    });
+                    assert_eq!(
+                        matches,
+                        wanted.matches(r#type, visibility),
+                        "{name} {} {visibility}",
+                        r#type
+                    );
+                }
+            }
+        }
     }
 }
