@@ -6,12 +6,12 @@ use super::error::{ErrorClass, Failure, KafkaError};
 use super::sys::{Description, Native, PartitionOffset};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rdkafka::admin::{AdminOptions, NewPartitions, ResourceSpecifier, TopicReplication};
 use rdkafka::config::ClientConfig;
 use rdkafka::error::RDKafkaErrorCode as Code;
 use rdkafka_sys::rd_kafka_OffsetSpec_t as Spec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -21,6 +21,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(9);
 const DEADLINE: Duration = Duration::from_secs(10);
 /// A new topic is described until the brokers know it everywhere.
 const PROPAGATION_PAUSE: Duration = Duration::from_millis(50);
+
+/// A client that was told "not coordinator" is replaced when it is this old: a younger one asked just now.
+const REPLACE_AFTER: Duration = Duration::from_secs(10);
 
 const EARLIEST: i64 = Spec::RD_KAFKA_OFFSET_SPEC_EARLIEST as i64;
 const LATEST: i64 = Spec::RD_KAFKA_OFFSET_SPEC_LATEST as i64;
@@ -71,6 +74,8 @@ pub enum CommitOutcome {
 pub struct Cluster {
     native: Arc<Native>,
     connection: Arc<Connection>,
+    made: Instant,
+    misled: AtomicBool,
 }
 
 impl Cluster {
@@ -97,7 +102,18 @@ impl Cluster {
                     code: 0,
                 }
             })?;
-        Ok(Self { native, connection })
+        Ok(Self {
+            native,
+            connection,
+            made: Instant::now(),
+            misled: AtomicBool::new(false),
+        })
+    }
+
+    /// librdkafka remembers which broker coordinates a group for as long as it is asked more often than every 15
+    /// minutes, also when that broker answers that it does not any more: only a new client finds the new one.
+    pub(super) fn is_misled(&self) -> bool {
+        self.misled.load(Ordering::Relaxed) && self.made.elapsed() > REPLACE_AFTER
     }
 
     /// The cluster's id: another id behind the same address is another cluster.
@@ -121,24 +137,14 @@ impl Cluster {
     /// ([`ErrorClass::TopicExists`]).
     pub async fn create_topic(&self, topic: &NewTopic) -> Result<TopicInfo, KafkaError> {
         let operation = "create topic";
-        let created = self.call(operation, async {
-            let replication = TopicReplication::Fixed(topic.replication_factor.unwrap_or(-1));
-            let mut new = rdkafka::admin::NewTopic::new(
-                &topic.name,
-                topic.partitions.unwrap_or(-1),
-                replication,
-            );
-            for (name, value) in &topic.config {
-                new = new.set(name, value);
-            }
-            let results = self
-                .native
-                .admin()
-                .create_topics([&new], &options())
-                .await?;
-            first(results)
-        });
-        created.await?;
+        let counts = (
+            topic.partitions.unwrap_or(-1),
+            topic.replication_factor.unwrap_or(-1),
+        );
+        let request = self
+            .native
+            .create_topic(&topic.name, counts, &topic.config, REQUEST_TIMEOUT);
+        self.call(operation, request).await?;
         let deadline = Instant::now() + DEADLINE;
         loop {
             match self.describe_topic(&topic.name).await? {
@@ -153,37 +159,17 @@ impl Cluster {
 
     /// Raises the number of partitions of a topic to `total`.
     pub async fn add_partitions(&self, name: &str, total: i32) -> Result<(), KafkaError> {
-        self.call("add partitions", async {
-            let total =
-                usize::try_from(total).map_err(|_| Failure::from(Code::InvalidPartitions))?;
-            let partitions = NewPartitions::new(name, total);
-            let results = self
-                .native
-                .admin()
-                .create_partitions([&partitions], &options())
-                .await?;
-            first(results)
-        })
-        .await
+        let operation = "add partitions";
+        let total = usize::try_from(total)
+            .map_err(|_| Failure::from(Code::InvalidPartitions).during(operation))?;
+        let request = self.native.add_partitions(name, total, REQUEST_TIMEOUT);
+        self.call(operation, request).await
     }
 
     /// Settings of a topic by name, defaults included, sensitive ones left out.
     pub async fn topic_config(&self, name: &str) -> Result<BTreeMap<String, String>, KafkaError> {
-        self.call("describe topic settings", async {
-            let resources = [ResourceSpecifier::Topic(name)];
-            let results = self
-                .native
-                .admin()
-                .describe_configs(&resources, &options())
-                .await?;
-            let resource = results.into_iter().next().ok_or(Failure::INVALID)??;
-            Ok(resource
-                .entries
-                .into_iter()
-                .filter_map(|entry| Some((entry.name, entry.value?)))
-                .collect())
-        })
-        .await
+        let request = self.native.topic_config(name, REQUEST_TIMEOUT);
+        self.call("describe topic settings", request).await
     }
 
     /// Committed offsets of `group` for `topic`: only the partitions that have one, so a missing one is unknown,
@@ -356,6 +342,9 @@ impl Cluster {
             }
             Err(failure) if failure.is_answer() => {
                 self.connection.works();
+                if failure.is(Code::NotCoordinator) {
+                    self.misled.store(true, Ordering::Relaxed);
+                }
                 Err(failure.during(operation))
             }
             Err(failure) => {
@@ -383,21 +372,6 @@ const GROUP_ACTIVE: &[Code] = &[
     Code::StaleMemberEpoch,
     Code::FencedMemberEpoch,
 ];
-
-fn options() -> AdminOptions {
-    AdminOptions::new()
-        .request_timeout(Some(REQUEST_TIMEOUT))
-        .operation_timeout(Some(REQUEST_TIMEOUT))
-}
-
-/// Result of a request for one topic.
-fn first(results: Vec<rdkafka::admin::TopicResult>) -> Result<(), Failure> {
-    match results.into_iter().next() {
-        Some(Ok(_)) => Ok(()),
-        Some(Err((_, code))) => Err(code.into()),
-        None => Err(Failure::INVALID),
-    }
-}
 
 /// All partitions, or the first error among them.
 fn checked(

@@ -87,6 +87,7 @@ impl Clusters {
     fn lookup(&self, params: &ClusterParams) -> Option<Arc<Cluster>> {
         let now = Instant::now();
         let mut entries = self.lock();
+        entries.retain(|_, entry| !entry.cluster.is_misled());
         let found = entries.get_mut(params).map(|entry| {
             entry.last_used = now;
             Arc::clone(&entry.cluster)

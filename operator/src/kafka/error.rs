@@ -1,7 +1,7 @@
 //! Error classes of Kafka administration, and the one table that maps librdkafka's codes to them.
 
 use ErrorClass as Class;
-use rdkafka::error::{KafkaError as RdKafkaError, RDKafkaErrorCode as Code};
+use rdkafka::error::RDKafkaErrorCode as Code;
 use std::fmt;
 
 /// Why a call failed.
@@ -73,13 +73,6 @@ pub(super) struct Failure(pub(super) i32);
 impl From<Code> for Failure {
     fn from(code: Code) -> Self {
         Self(code as i32)
-    }
-}
-
-impl From<RdKafkaError> for Failure {
-    /// Errors without a number (a value that can't be passed to C, a cancelled request) become `Fail`.
-    fn from(error: RdKafkaError) -> Self {
-        error.rdkafka_error_code().unwrap_or(Code::Fail).into()
     }
 }
 

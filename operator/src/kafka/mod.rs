@@ -9,6 +9,8 @@ mod clusters;
 mod connection;
 mod error;
 mod sys;
+#[cfg(test)]
+mod tests;
 
 pub use cluster::{Cluster, CommitOutcome, NewTopic, TopicInfo, Watermarks};
 pub use clusters::{ClusterParams, Clusters};

@@ -1,16 +1,24 @@
-//! Calls into librdkafka's admin API that rdkafka's own admin client lacks. The only module of the project with
-//! unsafe code; it hands out plain Rust values and futures.
+//! Calls into librdkafka's admin API, most of which rdkafka's own admin client lacks. The only module of the project
+//! with unsafe code; it hands out plain Rust values and futures.
 //!
 //! Ownership, the same for every request: the arguments (options, lists, collections) belong to the caller, are
 //! copied by the call and destroyed here afterwards; the call always leads to exactly one event on the result queue,
 //! also when it was refused or timed out; the event owns everything that is read from it and is destroyed when
 //! dropped. The request is told apart by a number carried as the event's opaque value, never a pointer, so that a
 //! caller that has gone away leaves nothing behind.
+//!
+//! Why not rdkafka's `AdminClient` for what it has: it makes a client of the producer type, on which librdkafka
+//! 2.12 dereferences a null consumer group, and so kills the process, as soon as a broker answers a request for
+//! committed offsets with "not coordinator". A client of the consumer type with a group id, which never joins,
+//! has that structure.
 #![allow(unsafe_code)]
 
+mod requests;
+
+pub(super) use requests::{Description, PartitionOffset};
+
 use super::error::Failure;
-use rdkafka::admin::AdminClient;
-use rdkafka::client::DefaultClientContext;
+use rdkafka::client::{Client, DefaultClientContext};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaResult;
 use rdkafka_sys as rd;
@@ -31,26 +39,9 @@ const POLL: Duration = Duration::from_millis(250);
 pub(super) struct Native {
     // Fields drop in this order, and a queue has to go before its client.
     queue: Queue,
-    admin: AdminClient<DefaultClientContext>,
+    client: Client<DefaultClientContext>,
     waiting: Mutex<HashMap<usize, oneshot::Sender<Event>>>,
     next_id: AtomicUsize,
-}
-
-/// What a topic looks like to the brokers.
-pub(super) struct Description {
-    /// Most and least significant half of the topic id.
-    pub(super) id: (i64, i64),
-    pub(super) partitions: Vec<i32>,
-    /// Of the first partition; 0 without one.
-    pub(super) replication_factor: usize,
-}
-
-/// One partition of a request or a result: number, offset (or offset specification), error.
-pub(super) struct PartitionOffset {
-    pub(super) topic: String,
-    pub(super) partition: i32,
-    pub(super) offset: i64,
-    pub(super) error: Option<Failure>,
 }
 
 impl Native {
@@ -59,15 +50,24 @@ impl Native {
         mut config: ClientConfig,
         on_error: impl Fn(Failure) + Send + 'static,
     ) -> KafkaResult<Arc<Self>> {
-        // Without this bit client-level errors are lost, and with them the difference between a wrong password
-        // and a dead broker.
-        config.set("enabled_events", rd::RD_KAFKA_EVENT_ERROR.to_string());
-        config.set_log_level(RDKafkaLogLevel::Warning);
-        let admin: AdminClient<DefaultClientContext> = config.create()?;
-        let queue = Queue::new(admin.inner().native_ptr());
+        config
+            // Never joined; see the module's text.
+            .set("group.id", "fanout-operator")
+            .set("enable.auto.commit", "false")
+            // Without this bit client-level errors are lost, and with them the difference between a wrong password
+            // and a dead broker.
+            .set("enabled_events", rd::RD_KAFKA_EVENT_ERROR.to_string())
+            .set_log_level(RDKafkaLogLevel::Warning);
+        let client = Client::new(
+            &config,
+            config.create_native_config()?,
+            rd::RDKafkaType::RD_KAFKA_CONSUMER,
+            DefaultClientContext,
+        )?;
+        let queue = Queue::new(client.native_ptr());
         let native = Arc::new(Self {
             queue,
-            admin,
+            client,
             waiting: Mutex::default(),
             next_id: AtomicUsize::new(1),
         });
@@ -77,11 +77,6 @@ impl Native {
             .spawn(move || served.serve(&on_error))
             .map_err(|_| rdkafka::error::KafkaError::ClientCreation("no thread".to_owned()))?;
         Ok(native)
-    }
-
-    /// rdkafka's admin client, for what it can do.
-    pub(super) const fn admin(&self) -> &AdminClient<DefaultClientContext> {
-        &self.admin
     }
 
     /// Runs on the event thread: passes results to who waits for them and client-level errors to `on_error`.
@@ -122,7 +117,7 @@ impl Native {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         self.waiting().insert(id, sender);
-        let client = self.admin.inner().native_ptr();
+        let client = self.client.native_ptr();
         let options = Options::new(client, operation, timeout, id);
         call(client, options.0.as_ptr(), self.queue.0.as_ptr());
         Request {
@@ -131,192 +126,11 @@ impl Native {
             receiver,
         }
     }
-
-    /// Metadata of one topic, its id included.
-    pub(super) async fn describe_topic(
-        &self,
-        name: &str,
-        timeout: Duration,
-    ) -> Result<Description, Failure> {
-        let name = c_string(name)?;
-        let request = self.request(
-            Op::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS,
-            timeout,
-            |rk, options, queue| {
-                let mut names: [*const c_char; 1] = [name.as_ptr()];
-                // SAFETY: `names` holds one valid string and outlives the calls; both copy it. The collection is ours
-                // to destroy.
-                unsafe {
-                    let topics = rd::rd_kafka_TopicCollection_of_topic_names(
-                        names.as_mut_ptr(),
-                        names.len(),
-                    );
-                    rd::rd_kafka_DescribeTopics(rk, topics, options, queue);
-                    rd::rd_kafka_TopicCollection_destroy(topics);
-                }
-            },
-        );
-        let event = request
-            .result(rd::RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT)
-            .await?;
-        // SAFETY: the event has the type that belongs to this accessor (checked by `result`); what it returns is
-        // owned by the event, which lives to the end of this function.
-        unsafe {
-            let result = rd::rd_kafka_event_DescribeTopics_result(event.ptr());
-            let mut count = 0;
-            let topics = rd::rd_kafka_DescribeTopics_result_topics(result, &raw mut count);
-            let topic = *slice(topics, count).first().ok_or(Failure::INVALID)?;
-            failure_of(rd::rd_kafka_TopicDescription_error(topic))?;
-            let id = rd::rd_kafka_TopicDescription_topic_id(topic);
-            if id.is_null() {
-                return Err(Failure::INVALID);
-            }
-            let partitions = rd::rd_kafka_TopicDescription_partitions(topic, &raw mut count);
-            let partitions = slice(partitions, count);
-            let mut replicas = 0;
-            if let Some(first) = partitions.first() {
-                rd::rd_kafka_TopicPartitionInfo_replicas(*first, &raw mut replicas);
-            }
-            Ok(Description {
-                id: (
-                    rd::rd_kafka_Uuid_most_significant_bits(id),
-                    rd::rd_kafka_Uuid_least_significant_bits(id),
-                ),
-                partitions: partitions
-                    .iter()
-                    .map(|partition| rd::rd_kafka_TopicPartitionInfo_partition(*partition))
-                    .collect(),
-                replication_factor: replicas,
-            })
-        }
-    }
-
-    /// The cluster's id; `None` from brokers that have none.
-    pub(super) async fn cluster_id(&self, timeout: Duration) -> Result<Option<String>, Failure> {
-        let request = self.request(
-            Op::RD_KAFKA_ADMIN_OP_DESCRIBECLUSTER,
-            timeout,
-            |rk, options, queue| {
-                // SAFETY: all three are valid during the call, which takes ownership of none.
-                unsafe { rd::rd_kafka_DescribeCluster(rk, options, queue) }
-            },
-        );
-        let event = request
-            .result(rd::RD_KAFKA_EVENT_DESCRIBECLUSTER_RESULT)
-            .await?;
-        // SAFETY: as in `describe_topic`; the string is copied before the event goes.
-        unsafe {
-            let result = rd::rd_kafka_event_DescribeCluster_result(event.ptr());
-            Ok(string(rd::rd_kafka_DescribeCluster_result_cluster_id(
-                result,
-            )))
-        }
-    }
-
-    /// Offsets of partitions of `topic` at the given specifications: an offset specification of librdkafka (negative)
-    /// or a timestamp in Unix milliseconds. The offset in the result is -1 when no record is that young.
-    pub(super) async fn list_offsets(
-        &self,
-        topic: &str,
-        wanted: impl Iterator<Item = (i32, i64)>,
-        timeout: Duration,
-    ) -> Result<Vec<PartitionOffset>, Failure> {
-        let list = List::new(topic, wanted)?;
-        let request = self.request(
-            Op::RD_KAFKA_ADMIN_OP_LISTOFFSETS,
-            timeout,
-            |rk, options, queue| {
-                // SAFETY: the call copies the list, which lives until the end of this function.
-                unsafe { rd::rd_kafka_ListOffsets(rk, list.0.as_ptr(), options, queue) }
-            },
-        );
-        drop(list);
-        let event = request
-            .result(rd::RD_KAFKA_EVENT_LISTOFFSETS_RESULT)
-            .await?;
-        // SAFETY: as in `describe_topic`.
-        unsafe {
-            let result = rd::rd_kafka_event_ListOffsets_result(event.ptr());
-            let mut count = 0;
-            let infos = rd::rd_kafka_ListOffsets_result_infos(result, &raw mut count);
-            Ok(slice(infos, count)
-                .iter()
-                .map(|info| {
-                    partition_offset(rd::rd_kafka_ListOffsetsResultInfo_topic_partition(*info))
-                })
-                .collect())
-        }
-    }
-
-    /// Every offset that `group` has committed, over all topics.
-    pub(super) async fn group_offsets(
-        &self,
-        group: &str,
-        timeout: Duration,
-    ) -> Result<Vec<PartitionOffset>, Failure> {
-        let group = c_string(group)?;
-        let operation = Op::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS;
-        let request = self.request(operation, timeout, |rk, options, queue| {
-            // SAFETY: `new` copies the group id, a null list means all partitions; the call copies the request,
-            // of which librdkafka accepts exactly one, and which is ours to destroy.
-            unsafe {
-                let mut ask =
-                    rd::rd_kafka_ListConsumerGroupOffsets_new(group.as_ptr(), ptr::null());
-                rd::rd_kafka_ListConsumerGroupOffsets(rk, &raw mut ask, 1, options, queue);
-                rd::rd_kafka_ListConsumerGroupOffsets_destroy(ask);
-            }
-        });
-        let event = request
-            .result(rd::RD_KAFKA_EVENT_LISTCONSUMERGROUPOFFSETS_RESULT)
-            .await?;
-        // SAFETY: as in `describe_topic`.
-        unsafe {
-            let result = rd::rd_kafka_event_ListConsumerGroupOffsets_result(event.ptr());
-            let mut count = 0;
-            let groups =
-                rd::rd_kafka_ListConsumerGroupOffsets_result_groups(result, &raw mut count);
-            group_partitions(slice(groups, count))
-        }
-    }
-
-    /// Commits `offsets` of `topic` for a group without members. Brokers refuse per partition.
-    pub(super) async fn alter_group_offsets(
-        &self,
-        group: &str,
-        topic: &str,
-        offsets: impl Iterator<Item = (i32, i64)>,
-        timeout: Duration,
-    ) -> Result<Vec<PartitionOffset>, Failure> {
-        let group = c_string(group)?;
-        let list = List::new(topic, offsets)?;
-        let operation = Op::RD_KAFKA_ADMIN_OP_ALTERCONSUMERGROUPOFFSETS;
-        let request = self.request(operation, timeout, |rk, options, queue| {
-            // SAFETY: `new` copies group id and list; the call copies the request, which is ours to destroy.
-            unsafe {
-                let mut ask =
-                    rd::rd_kafka_AlterConsumerGroupOffsets_new(group.as_ptr(), list.0.as_ptr());
-                rd::rd_kafka_AlterConsumerGroupOffsets(rk, &raw mut ask, 1, options, queue);
-                rd::rd_kafka_AlterConsumerGroupOffsets_destroy(ask);
-            }
-        });
-        drop(list);
-        let event = request
-            .result(rd::RD_KAFKA_EVENT_ALTERCONSUMERGROUPOFFSETS_RESULT)
-            .await?;
-        // SAFETY: as in `describe_topic`.
-        unsafe {
-            let result = rd::rd_kafka_event_AlterConsumerGroupOffsets_result(event.ptr());
-            let mut count = 0;
-            let groups =
-                rd::rd_kafka_AlterConsumerGroupOffsets_result_groups(result, &raw mut count);
-            group_partitions(slice(groups, count))
-        }
-    }
 }
 
 impl Drop for Native {
     fn drop(&mut self) {
-        Queue::detach(self.admin.inner().native_ptr());
+        Queue::detach(self.client.native_ptr());
     }
 }
 
@@ -355,25 +169,31 @@ unsafe impl Sync for Queue {}
 
 impl Queue {
     fn new(client: *mut rd::rd_kafka_t) -> Self {
-        // SAFETY: `client` is valid. `queue_new` returns a queue that is ours; `get_main` a reference to the main
-        // queue that is ours too and given back. rdkafka's admin client never reads the main queue: forwarded,
-        // errors arrive here and log lines do not pile up for ever.
-        unsafe {
-            let queue = rd::rd_kafka_queue_new(client);
-            let main = rd::rd_kafka_queue_get_main(client);
-            rd::rd_kafka_queue_forward(main, queue);
-            rd::rd_kafka_queue_destroy(main);
-            Self(NonNull::new(queue).expect("rd_kafka_queue_new never returns null"))
-        }
+        // SAFETY: `client` is valid; the queue returned is ours.
+        let queue = unsafe { rd::rd_kafka_queue_new(client) };
+        // Nobody else reads these queues: forwarded, errors arrive here, and log lines do not pile up for ever.
+        Self::forward(client, queue);
+        Self(NonNull::new(queue).expect("rd_kafka_queue_new never returns null"))
     }
 
     /// Ends the forwarding set up by `new`.
     fn detach(client: *mut rd::rd_kafka_t) {
-        // SAFETY: as in `new`; a null destination ends the forwarding.
+        Self::forward(client, ptr::null_mut());
+    }
+
+    /// Forwards the client's main and consumer queue to `to`, or nowhere.
+    fn forward(client: *mut rd::rd_kafka_t, to: *mut rd::rd_kafka_queue_t) {
+        // SAFETY: `client` is valid, `to` is a valid queue or null. Both getters return a reference that is ours
+        // to give back; the consumer queue is null on a client without a group.
         unsafe {
-            let main = rd::rd_kafka_queue_get_main(client);
-            rd::rd_kafka_queue_forward(main, ptr::null_mut());
-            rd::rd_kafka_queue_destroy(main);
+            let own = [
+                rd::rd_kafka_queue_get_main(client),
+                rd::rd_kafka_queue_get_consumer(client),
+            ];
+            for queue in own.into_iter().filter(|queue| !queue.is_null()) {
+                rd::rd_kafka_queue_forward(queue, to);
+                rd::rd_kafka_queue_destroy(queue);
+            }
         }
     }
 
@@ -449,17 +269,18 @@ impl Options {
     fn new(client: *mut rd::rd_kafka_t, operation: Op, timeout: Duration, id: usize) -> Self {
         let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
         let mut text = [0; 128];
-        // SAFETY: the client is valid, the options are ours, the text buffer is as long as said. The timeout is
-        // within librdkafka's bounds (an hour), so the setter's result says nothing. The opaque value is a number.
+        // SAFETY: the client is valid, the options are ours, the text buffer is as long as said. The timeouts are
+        // within librdkafka's bounds (an hour), and only requests that change topics have an operation timeout, so
+        // the setters' results say nothing. The opaque value is a number.
         unsafe {
             let options = NonNull::new(rd::rd_kafka_AdminOptions_new(client, operation))
                 .expect("every operation used here has options");
-            rd::rd_kafka_AdminOptions_set_request_timeout(
-                options.as_ptr(),
-                timeout,
-                text.as_mut_ptr(),
-                text.len(),
-            );
+            for set in [
+                rd::rd_kafka_AdminOptions_set_request_timeout,
+                rd::rd_kafka_AdminOptions_set_operation_timeout,
+            ] {
+                set(options.as_ptr(), timeout, text.as_mut_ptr(), text.len());
+            }
             rd::rd_kafka_AdminOptions_set_opaque(
                 options.as_ptr(),
                 ptr::without_provenance_mut::<c_void>(id),
