@@ -25,6 +25,7 @@ services  java                                 default-jre-headless
 services  mvn                                  maven
 services  setpriv                              util-linux
 services  ip                                   iproute2
+services  openssl                              openssl
 cluster   containerd                           containerd
 cluster   runc                                 runc
 cluster   /usr/lib/cni/bridge                  containernetworking-plugins

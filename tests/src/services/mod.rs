@@ -3,6 +3,7 @@
 //! They are private: own folders, free ports, no system service. They end with the test process, however it ends
 //! ([`child`]); the folders of dead processes go when the next one starts ([`dirs`]).
 
+pub mod api_server;
 pub mod child;
 pub mod dirs;
 pub mod kafka;
@@ -15,6 +16,7 @@ use std::io::Write;
 use std::process::Command;
 use std::sync::{LazyLock, OnceLock};
 
+use api_server::ApiServer;
 use kafka::Kafka;
 use pgbouncer::PgBouncer;
 use postgres::Postgres;
@@ -35,6 +37,12 @@ pub fn postgres() -> &'static Postgres {
 pub fn kafka() -> &'static Kafka {
     static SERVICE: OnceLock<Result<Kafka, String>> = OnceLock::new();
     once(&SERVICE, "Kafka", Kafka::start)
+}
+
+/// The Kubernetes API server of this test binary, with both CRDs installed.
+pub fn api_server() -> &'static ApiServer {
+    static SERVICE: OnceLock<Result<ApiServer, String>> = OnceLock::new();
+    once(&SERVICE, "the Kubernetes API server", ApiServer::start)
 }
 
 /// The PgBouncer in front of [`postgres`], in transaction mode.

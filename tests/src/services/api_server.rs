@@ -1,0 +1,379 @@
+//! A private Kubernetes API server: etcd and kube-apiserver, no kubelet and no controllers, with both CRDs installed.
+//!
+//! What controllers would do (pods of a Deployment, their status, garbage collection) is up to the test.
+
+use super::child::{Process, Spec};
+use super::{dirs, ports, run};
+use crate::{Deadline, eventually};
+use anyhow::Context;
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config, ResourceExt as _};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const START_LIMIT: Duration = Duration::from_secs(60);
+
+/// A running API server.
+#[derive(Debug)]
+pub struct ApiServer {
+    dir: PathBuf,
+    port: u16,
+    // The server goes first: without etcd it would only complain.
+    _server: Process,
+    _etcd: Process,
+}
+
+impl ApiServer {
+    /// Builds the servers unless they are cached, starts them, and installs the CRDs.
+    pub fn start() -> anyhow::Result<Self> {
+        let binaries = binaries()?;
+        let dir = dirs::private("kubernetes", 0o700)?;
+        let (etcd, etcd_url) = start_etcd(&binaries, &dir)?;
+        let port = ports::free()?;
+        let server = start_server(&binaries, &dir, port, &etcd_url)?;
+        let this = Self {
+            dir,
+            port,
+            _server: server,
+            _etcd: etcd,
+        };
+        this.wait_until_ready()?;
+        Ok(this)
+    }
+
+    /// Kubeconfig of a user with every right.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.write_kubeconfig("admin", "")
+    }
+
+    /// Kubeconfig of `user`, who is a member of `groups` and has the rights that RBAC gives.
+    pub fn kubeconfig_as(&self, user: &str, groups: &[&str]) -> PathBuf {
+        let groups: Vec<String> = groups.iter().map(|group| format!("{group:?}")).collect();
+        let identity = format!(", as: {user:?}, as-groups: [{}]", groups.join(", "));
+        self.write_kubeconfig(&user.replace([':', '/'], "-"), &identity)
+    }
+
+    /// Kubeconfig of a ServiceAccount, with the rights that RBAC gives it.
+    pub fn kubeconfig_of_service_account(&self, namespace: &str, name: &str) -> PathBuf {
+        self.kubeconfig_as(
+            &format!("system:serviceaccount:{namespace}:{name}"),
+            &[
+                "system:serviceaccounts",
+                &format!("system:serviceaccounts:{namespace}"),
+                "system:authenticated",
+            ],
+        )
+    }
+
+    /// Client with every right. A client belongs to the runtime, that is to the test, it was made in.
+    pub async fn client(&self) -> Client {
+        client(&self.kubeconfig(), "fanout-tests")
+            .await
+            .expect("a client of the API server")
+    }
+
+    /// Client of a kubeconfig made here, that calls itself `user_agent`.
+    pub async fn client_of(&self, kubeconfig: &Path, user_agent: &str) -> Client {
+        client(kubeconfig, user_agent)
+            .await
+            .expect("a client of the API server")
+    }
+
+    /// A new namespace whose name starts with `prefix`.
+    pub async fn namespace(&self, prefix: &str) -> String {
+        let name = format!("{prefix}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
+        let object = serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+        let namespace: Namespace = serde_json::from_value(object).expect("a Namespace");
+        Api::all(self.client().await)
+            .create(&PostParams::default(), &namespace)
+            .await
+            .unwrap_or_else(|error| panic!("namespace {name}: {error}"));
+        name
+    }
+
+    /// Number of requests that changed something, or tried to, so far. A mark for [`Self::writes_since`].
+    pub fn mark(&self) -> usize {
+        self.audit().len()
+    }
+
+    /// Requests after `mark` that changed something, or tried to, in the order in which they ended.
+    pub fn writes_since(&self, mark: usize) -> Vec<Write> {
+        self.audit().split_off(mark)
+    }
+
+    fn audit(&self) -> Vec<Write> {
+        let text = fs::read_to_string(self.dir.join("audit.log")).unwrap_or_default();
+        // The last line may be half written.
+        let whole = text
+            .rfind('\n')
+            .map_or("", |end| text.get(..end).unwrap_or_default());
+        whole
+            .lines()
+            .map(|line| Write::parse(line).expect("an audit event"))
+            .collect()
+    }
+
+    fn write_kubeconfig(&self, name: &str, identity: &str) -> PathBuf {
+        let file = self.dir.join(format!("{name}.kubeconfig"));
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: tests\n\
+             clusters: [{{name: tests, cluster: {{server: 'https://127.0.0.1:{}', certificate-authority: {:?}}}}}]\n\
+             users: [{{name: tests, user: {{token: {TOKEN}{identity}}}}}]\n\
+             contexts: [{{name: tests, context: {{cluster: tests, user: tests}}}}]\n",
+            self.port,
+            self.dir.join("certificates/apiserver.crt"),
+        );
+        // By rename: tests run at the same time, and a half written file is no kubeconfig.
+        let half = self
+            .dir
+            .join(format!(".{name}.{:08x}", rand::random::<u32>()));
+        fs::write(&half, text)
+            .and_then(|()| fs::rename(&half, &file))
+            .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        file
+    }
+
+    /// On a runtime of its own, because services start on a plain thread.
+    fn wait_until_ready(&self) -> anyhow::Result<()> {
+        let deadline = Deadline::after(START_LIMIT);
+        deadline.poll("the API server makes its certificate", || {
+            self._server.ensure_running()?;
+            Ok(self
+                .dir
+                .join("certificates/apiserver.crt")
+                .exists()
+                .then_some(()))
+        })?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            eventually(deadline.left(), "the API server is ready", async || {
+                self._server.ensure_running()?;
+                let request = axum::http::Request::get("/readyz").body(Vec::new())?;
+                let client = client(&self.kubeconfig(), "fanout-tests").await?;
+                client
+                    .request_text(request)
+                    .await
+                    .map_err(anyhow::Error::from)
+            })
+            .await;
+            install_crds(&self.client().await).await
+        })
+    }
+}
+
+/// Token of the user `admin`; the server listens on loopback only and ends with the tests.
+const TOKEN: &str = "fanout-tests-admin";
+
+/// A request that changed something, or tried to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Write {
+    /// `User-Agent` of the client.
+    pub user_agent: String,
+    /// The user, or the impersonated one.
+    pub user: String,
+    /// `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: String,
+    /// `resource.group`, or `resource/subresource.group`.
+    pub resource: String,
+    /// Namespace, empty for what is cluster-wide.
+    pub namespace: String,
+    /// Object.
+    pub name: String,
+    /// HTTP status of the answer.
+    pub status: u64,
+}
+
+impl Write {
+    fn parse(line: &str) -> Option<Self> {
+        let event: serde_json::Value = serde_json::from_str(line).ok()?;
+        let text = |pointer: &str| {
+            let value = event.pointer(pointer).and_then(serde_json::Value::as_str);
+            value.unwrap_or_default().to_owned()
+        };
+        let mut resource = text("/objectRef/resource");
+        for (pointer, separator) in [
+            ("/objectRef/subresource", '/'),
+            ("/objectRef/apiGroup", '.'),
+        ] {
+            let part = text(pointer);
+            if !part.is_empty() {
+                resource.push(separator);
+                resource += &part;
+            }
+        }
+        let impersonated = text("/impersonatedUser/username");
+        Some(Self {
+            user_agent: text("/userAgent"),
+            user: if impersonated.is_empty() {
+                text("/user/username")
+            } else {
+                impersonated
+            },
+            verb: text("/verb"),
+            resource,
+            namespace: text("/objectRef/namespace"),
+            name: text("/objectRef/name"),
+            status: event
+                .pointer("/responseStatus/code")
+                .and_then(serde_json::Value::as_u64)?,
+        })
+    }
+}
+
+/// Applies both CRDs and waits until their resources are served.
+async fn install_crds(client: &Client) -> anyhow::Result<()> {
+    let api: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in fanout_crds::crds() {
+        let name = crd.name_any();
+        api.patch(
+            &name,
+            &PatchParams::apply("fanout-tests"),
+            &Patch::Apply(&crd),
+        )
+        .await
+        .with_context(|| name.clone())?;
+        eventually(START_LIMIT, &format!("{name} is served"), async || {
+            let found = api.get(&name).await?;
+            let conditions = found
+                .status
+                .and_then(|status| status.conditions)
+                .unwrap_or_default();
+            let established = conditions
+                .iter()
+                .any(|condition| condition.type_ == "Established" && condition.status == "True");
+            anyhow::ensure!(established, "{conditions:?}");
+            Ok(())
+        })
+        .await;
+    }
+    Ok(())
+}
+
+async fn client(kubeconfig: &Path, user_agent: &str) -> anyhow::Result<Client> {
+    fanout_runtime::tls::install_ring_provider();
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config
+        .headers
+        .push((axum::http::header::USER_AGENT, user_agent.parse()?));
+    Ok(Client::try_from(config)?)
+}
+
+/// Folder of the built binaries. The first build takes minutes and says so.
+fn binaries() -> anyhow::Result<PathBuf> {
+    let script = dirs::tests_dir().join("cluster/build.sh");
+    let output = Command::new("bash")
+        .arg(script)
+        .arg("kube")
+        .env("FANOUT_CACHE", dirs::cache())
+        .stdin(Stdio::null())
+        // Progress goes straight to the developer.
+        .stderr(Stdio::inherit())
+        .output()?;
+    anyhow::ensure!(
+        output.status.success(),
+        "Kubernetes could not be built, see above"
+    );
+    Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
+}
+
+fn start_etcd(binaries: &Path, dir: &Path) -> anyhow::Result<(Process, String)> {
+    let url = format!("http://127.0.0.1:{}", ports::free()?);
+    let peer = format!("http://127.0.0.1:{}", ports::free()?);
+    let process = Spec::new(binaries.join("etcd"), dir, &dirs::run().join("etcd.log"))
+        .args(["--data-dir", "etcd"])
+        .args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ])
+        .args(["--initial-cluster", &format!("default={peer}")])
+        // Nothing here outlives the process.
+        .args(["--unsafe-no-fsync", "--log-level", "warn"])
+        .spawn()?;
+    Ok((process, url))
+}
+
+fn start_server(binaries: &Path, dir: &Path, port: u16, etcd: &str) -> anyhow::Result<Process> {
+    let key = dir.join("service-accounts.key");
+    run(Command::new("openssl")
+        .args([
+            "ecparam",
+            "-name",
+            "prime256v1",
+            "-genkey",
+            "-noout",
+            "-out",
+        ])
+        .arg(&key))?;
+    fs::write(
+        dir.join("tokens.csv"),
+        format!("{TOKEN},admin,admin,system:masters\n"),
+    )?;
+    fs::write(
+        dir.join("audit.yaml"),
+        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
+         - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n",
+    )?;
+    Spec::new(
+        binaries.join("kube-apiserver"),
+        dir,
+        &dirs::run().join("kube-apiserver.log"),
+    )
+    .args(["--etcd-servers", etcd])
+    .args([
+        "--bind-address",
+        "127.0.0.1",
+        "--secure-port",
+        &port.to_string(),
+    ])
+    // Only a pod network would need the server's address; loopback is none it would publish.
+    .args([
+        "--advertise-address",
+        "192.0.2.1",
+        "--endpoint-reconciler-type",
+        "none",
+    ])
+    .args([
+        "--service-cluster-ip-range",
+        "10.96.0.0/24",
+        "--cert-dir",
+        "certificates",
+    ])
+    .args([
+        "--authorization-mode",
+        "RBAC",
+        "--token-auth-file",
+        "tokens.csv",
+        "--anonymous-auth=false",
+    ])
+    .args(["--service-account-issuer", "https://kubernetes.default.svc"])
+    .args([Path::new("--service-account-signing-key-file"), &key])
+    .args([Path::new("--service-account-key-file"), &key])
+    // No controller makes the ServiceAccount that pods would need.
+    .args(["--disable-admission-plugins", "ServiceAccount"])
+    .args([
+        "--audit-policy-file",
+        "audit.yaml",
+        "--audit-log-path",
+        "audit.log",
+        "--audit-log-mode",
+        "blocking",
+    ])
+    .spawn()
+}
