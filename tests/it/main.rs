@@ -6,5 +6,8 @@
     reason = "a test fails by panicking"
 )]
 
+mod checker;
+mod crds;
 mod demo;
 mod harness;
+mod kafka_admin;

@@ -36,7 +36,7 @@ pub struct Evidence {
     pub ordered: bool,
 }
 
-/// What became of the events. Counts of events, except `duplicates`, which counts superfluous deliveries.
+/// What became of the events. Counts of events, except `duplicates` and `changed`, which count deliveries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Committed.
@@ -53,7 +53,7 @@ pub struct Verdict {
     pub missing: usize,
     /// Seen, but never committed.
     pub rolled_back: usize,
-    /// Seen with other contents or under another key than committed.
+    /// Deliveries, repeats included, with other contents or under another key than committed.
     pub changed: usize,
     /// Committed and seen, but not wanted.
     pub unwanted: usize,
@@ -119,11 +119,17 @@ fn judge_seen<'a>(
     let mut seen = HashSet::new();
     let mut latest: HashMap<&str, i64> = HashMap::new();
     for event in &evidence.seen {
+        let truth = committed.get(event.id.as_str());
+        let intact = truth.is_none_or(|t| t.content == event.content && t.key == event.key);
+        if !intact {
+            verdict.changed += 1;
+            faults.add("changed", event);
+        }
         if !seen.insert(event.id.as_str()) {
             verdict.duplicates += 1;
             continue;
         }
-        let Some(truth) = committed.get(event.id.as_str()) else {
+        let Some(truth) = truth else {
             verdict.rolled_back += 1;
             faults.add("delivered, but never committed", event);
             continue;
@@ -132,10 +138,6 @@ fn judge_seen<'a>(
             verdict.unwanted += 1;
             faults.add("delivered, but not wanted", event);
             continue;
-        }
-        if truth.content != event.content || truth.key != event.key {
-            verdict.changed += 1;
-            faults.add("changed", event);
         }
         if let Some(key) = truth.key.as_deref().filter(|_| evidence.ordered) {
             let latest = latest.entry(key).or_insert(i64::MIN);
@@ -313,6 +315,11 @@ mod tests {
         evidence.seen[0].content.push(0);
         evidence.seen[1].key = Some("a".to_owned());
         assert_eq!(judge(&evidence).changed, 2);
+        // A repeat is no less bound to what was committed.
+        let mut repeat = event("b", 3);
+        repeat.content.clear();
+        evidence.seen.push(repeat);
+        assert_eq!(judge(&evidence).changed, 3);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::{dirs, ports, run, say};
 use crate::{Deadline, eventually};
 use anyhow::Context;
 use base64::Engine as _;
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
@@ -19,6 +19,10 @@ use std::time::Duration;
 
 const COPY_DEPENDENCIES: &str =
     "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies";
+/// The user that [`Kafka::sasl_bootstrap`] lets in, with [`SASL_PASSWORD`].
+pub const SASL_USER: &str = "fanout";
+/// Password of [`SASL_USER`].
+pub const SASL_PASSWORD: &str = "correct horse";
 const START_LIMIT: Duration = Duration::from_secs(90);
 
 /// A running broker.
@@ -73,6 +77,11 @@ impl Kafka {
         self.node.bootstrap()
     }
 
+    /// `host:port` of the listener that asks for SASL/SCRAM-SHA-512 as [`SASL_USER`].
+    pub fn sasl_bootstrap(&self) -> String {
+        format!("127.0.0.1:{}", self.node.sasl_port)
+    }
+
     /// Client configuration that reaches this broker and nothing else.
     pub fn client(&self) -> ClientConfig {
         client(&self.bootstrap())
@@ -100,24 +109,40 @@ impl Kafka {
         for result in results {
             result.unwrap_or_else(|(name, error)| panic!("topic {name}: {error}"));
         }
-        // Created is not yet known to the part of the broker that answers clients.
+        self.await_partitions(name, partitions).await;
+    }
+
+    /// Gives a topic more partitions, `total` in all.
+    pub async fn add_partitions(&self, name: &str, total: i32) {
+        let count = usize::try_from(total).expect("a positive number");
+        let results = self
+            .admin
+            .create_partitions([&NewPartitions::new(name, count)], &AdminOptions::new())
+            .await
+            .unwrap_or_else(|error| panic!("topic {name}: {error}"));
+        for result in results {
+            result.unwrap_or_else(|(name, error)| panic!("topic {name}: {error}"));
+        }
+        self.await_partitions(name, total).await;
+    }
+
+    /// Waits until clients can use all partitions: a new one is known before the broker leads it.
+    async fn await_partitions(&self, name: &str, partitions: i32) {
+        let client = self.admin.inner();
+        let answer = Duration::from_secs(5);
         eventually(
             START_LIMIT,
-            &format!("topic {name} has leaders"),
+            &format!("topic {name} can be used"),
             async || {
-                let metadata = self
-                    .admin
-                    .inner()
-                    .fetch_metadata(Some(name), Duration::from_secs(5))?;
+                let metadata = client.fetch_metadata(Some(name), answer)?;
                 let known = metadata
                     .topics()
                     .first()
-                    .map_or(&[][..], |topic| topic.partitions());
-                let led = known
-                    .iter()
-                    .filter(|p| p.error().is_none() && p.leader() >= 0)
-                    .count();
-                anyhow::ensure!(i32::try_from(led)? == partitions, "{led} have");
+                    .map_or(0, |topic| topic.partitions().len());
+                anyhow::ensure!(i32::try_from(known)? == partitions, "{known} partitions");
+                for partition in 0..partitions {
+                    client.fetch_watermarks(name, partition, answer)?;
+                }
                 Ok(())
             },
         )
@@ -136,17 +161,18 @@ fn client(bootstrap: &str) -> ClientConfig {
 struct Node {
     dir: PathBuf,
     port: u16,
+    sasl_port: u16,
 }
 
 impl Node {
     fn format(installation: &Installation) -> anyhow::Result<Self> {
-        let (port, controller) = (ports::free()?, ports::free()?);
+        let (port, sasl_port, controller) = (ports::free()?, ports::free()?, ports::free()?);
         let dir = dirs::private(&format!("kafka-{port}"), 0o700)?;
         let fixed = fs::read_to_string(dirs::tests_dir().join("kafka/server.properties"))?;
         let own = format!(
             "controller.quorum.voters=1@127.0.0.1:{controller}\n\
-             listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}\n\
-             advertised.listeners=PLAINTEXT://127.0.0.1:{port}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},CONTROLLER://127.0.0.1:{controller}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port}\n\
              log.dirs={}\n",
             dir.join("data").display()
         );
@@ -162,9 +188,15 @@ impl Node {
                 &id,
                 "-c",
                 "server.properties",
+                "--add-scram",
+                &format!("SCRAM-SHA-512=[name={SASL_USER},password={SASL_PASSWORD}]"),
             ])
             .current_dir(&dir))?;
-        Ok(Self { dir, port })
+        Ok(Self {
+            dir,
+            port,
+            sasl_port,
+        })
     }
 
     fn bootstrap(&self) -> String {
