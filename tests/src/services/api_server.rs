@@ -8,8 +8,10 @@ use crate::{Deadline, eventually};
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::GroupVersionKind;
+use kube::discovery::{Scope, pinned_kind};
 use kube::{Client, Config, ResourceExt as _};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,6 +96,19 @@ impl ApiServer {
             .await
             .unwrap_or_else(|error| panic!("namespace {name}: {error}"));
         name
+    }
+
+    /// Applies every object of a YAML file, as `kubectl apply --server-side` does.
+    pub async fn apply(&self, client: &Client, file: &Path) {
+        let text =
+            fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        let objects: Vec<DynamicObject> = serde_yaml::from_multiple(&text).expect("objects");
+        for object in objects {
+            let name = object.name_any();
+            apply(client, &object)
+                .await
+                .unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        }
     }
 
     /// Number of requests that changed something, or tried to, so far. A mark for [`Self::writes_since`].
@@ -225,6 +240,23 @@ impl Write {
                 .and_then(serde_json::Value::as_u64)?,
         })
     }
+}
+
+async fn apply(client: &Client, object: &DynamicObject) -> anyhow::Result<()> {
+    let types = object.types.as_ref().context("apiVersion and kind")?;
+    let (resource, capabilities) = pinned_kind(client, &GroupVersionKind::try_from(types)?).await?;
+    let api: Api<DynamicObject> = match (capabilities.scope, object.namespace()) {
+        (Scope::Namespaced, Some(namespace)) => {
+            Api::namespaced_with(client.clone(), &namespace, &resource)
+        }
+        (Scope::Namespaced, None) => anyhow::bail!("no namespace"),
+        (Scope::Cluster, _) => Api::all_with(client.clone(), &resource),
+    };
+    let mut parameters = PatchParams::apply("fanout-tests").force();
+    parameters.field_validation = Some(ValidationDirective::Strict);
+    api.patch(&object.name_any(), &parameters, &Patch::Apply(object))
+        .await?;
+    Ok(())
 }
 
 /// Applies both CRDs and waits until their resources are served.

@@ -1,0 +1,612 @@
+//! The chart renders what Kubernetes accepts, refuses values it does not know, and agrees with what lies in manifests/.
+
+use fanout_tests::services::{api_server, dirs, run};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Api, PostParams};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+
+/// A value for every leaf of values.yaml that is not its default.
+const CHANGED: &[(&str, &str)] = &[
+    ("image.registry", r#""registry.example.com:5000""#),
+    ("image.repository", r#""platform/fanout""#),
+    ("image.tag", r#""9.9.9""#),
+    (
+        "image.digest",
+        r#""sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef""#,
+    ),
+    ("image.pullPolicy", r#""Always""#),
+    ("imagePullSecrets", r#"[{"name": "registry"}]"#),
+    ("replicas", "2"),
+    ("crds.install", "false"),
+    ("crds.keep", "false"),
+    ("kafka.prefix", r#""prod.""#),
+    ("egress.allowedCIDRs", r#"["10.96.0.0/12", "fd00::/8"]"#),
+    ("log.format", r#""text""#),
+    ("log.filter", r#""fanout_operator=debug,info""#),
+    ("resources.requests.cpu", r#""1""#),
+    ("resources.requests.memory", r#""128Mi""#),
+    ("resources.limits.memory", r#""512Mi""#),
+    ("nodeSelector", r#"{"kubernetes.io/os": "linux"}"#),
+    (
+        "tolerations",
+        r#"[{"key": "dedicated", "operator": "Exists"}]"#,
+    ),
+    (
+        "affinity",
+        r#"{"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm":
+            {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "fanout-operator"}}}}]}}"#,
+    ),
+    ("priorityClassName", r#""system-cluster-critical""#),
+    ("podLabels", r#"{"team": "platform"}"#),
+    ("podAnnotations", r#"{"example.com/owner": "platform"}"#),
+];
+
+#[test]
+fn helm_lint_finds_nothing() {
+    helm(&["lint", "--strict", &chart()]).unwrap();
+}
+
+#[test]
+fn every_value_is_known_to_the_schema_and_changes_what_is_rendered() {
+    let values: Value = serde_yaml::from_str(&read("charts/fanout-operator/values.yaml")).unwrap();
+    let mut leaves = BTreeSet::new();
+    leaf_paths("", &values, &mut leaves);
+    let changed: BTreeSet<String> = CHANGED.iter().map(|(path, _)| (*path).to_owned()).collect();
+    assert_eq!(
+        changed, leaves,
+        "this test changes every value of values.yaml"
+    );
+
+    let default = template(&[]).unwrap();
+    for (path, value) in CHANGED {
+        let rendered = template(&[&format!("{path}={value}")])
+            .unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert_ne!(rendered, default, "{path} changes nothing");
+    }
+}
+
+#[test]
+fn unknown_and_impossible_values_are_refused() {
+    for (set, named) in [
+        ("replica=2", "replica"),
+        ("image.name=\"x\"", "name"),
+        ("crds.upgrade=true", "upgrade"),
+        ("egress.refusedCIDRs=[]", "refusedCIDRs"),
+        ("log.level=\"info\"", "level"),
+        ("kafka.topic=\"x\"", "topic"),
+        ("resources.claims=[]", "claims"),
+        ("imagePullSecrets=[\"registry\"]", "imagePullSecrets"),
+        ("replicas=-1", "replicas"),
+        ("log.format=\"logfmt\"", "format"),
+        ("image.pullPolicy=\"Sometimes\"", "pullPolicy"),
+        ("image.digest=\"sha256:short\"", "digest"),
+        ("egress.allowedCIDRs=[\"everything\"]", "allowedCIDRs"),
+        ("kafka.prefix=\"a b\"", "prefix"),
+    ] {
+        let error = template(&[set]).expect_err(set).to_string();
+        assert!(
+            error.contains(named) && error.contains("schema"),
+            "{set}: {error}"
+        );
+    }
+}
+
+#[test]
+fn every_rendered_object_is_of_its_kind_and_of_nothing_else() {
+    let all: Vec<String> = CHANGED
+        .iter()
+        .filter(|(path, _)| !path.starts_with("crds."))
+        .map(|(path, value)| format!("{path}={value}"))
+        .collect();
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    for values in [&[][..], &all] {
+        let objects = documents(&template(values).unwrap());
+        for object in &objects {
+            match object["kind"].as_str().unwrap() {
+                "CustomResourceDefinition" => same::<CustomResourceDefinition>(object),
+                "ServiceAccount" => same::<ServiceAccount>(object),
+                "ClusterRole" => same::<ClusterRole>(object),
+                "ClusterRoleBinding" => same::<ClusterRoleBinding>(object),
+                "Role" => same::<Role>(object),
+                "RoleBinding" => same::<RoleBinding>(object),
+                "Deployment" => same::<Deployment>(object),
+                kind => panic!("a new kind, {kind}: add it here"),
+            }
+            assert_eq!(
+                object["metadata"]["labels"]["app.kubernetes.io/name"], "fanout-operator",
+                "{object}"
+            );
+        }
+        assert_eq!(objects.len(), 12);
+    }
+}
+
+#[test]
+fn the_crds_are_those_of_the_types_and_stay_at_uninstall() {
+    for keep in [true, false] {
+        let objects = documents(&template(&[&format!("crds.keep={keep}")]).unwrap());
+        let crds: Vec<CustomResourceDefinition> = of_kind(&objects, "CustomResourceDefinition");
+        let expected = fanout_crds::crds();
+        assert_eq!(crds.len(), expected.len());
+        for (mut found, expected) in crds.into_iter().zip(expected) {
+            let policy = found
+                .metadata
+                .annotations
+                .take()
+                .and_then(|mut all| all.remove("helm.sh/resource-policy"));
+            assert_eq!(policy.as_deref(), keep.then_some("keep"));
+            found.metadata.labels = None;
+            assert_eq!(found, expected);
+        }
+    }
+    let objects = documents(&template(&["crds.install=false"]).unwrap());
+    assert!(
+        objects
+            .iter()
+            .all(|object| object["kind"] != "CustomResourceDefinition")
+    );
+}
+
+#[test]
+fn generated_files_are_up_to_date() {
+    let fresh = dirs::private("manifests", 0o700).unwrap();
+    run(Command::new("bash")
+        .arg(repository().join("charts/generate.sh"))
+        .arg(&fresh))
+    .unwrap();
+    let mut pairs: Vec<(PathBuf, PathBuf)> = ["crds.yaml", "install.yaml"]
+        .iter()
+        .map(|name| (fresh.join(name), repository().join("manifests").join(name)))
+        .collect();
+    for name in ["fanouttopics.yaml", "subscriptions.yaml"] {
+        let copy = repository()
+            .join("charts/fanout-operator/files/crds")
+            .join(name);
+        pairs.push((repository().join("crds").join(name), copy));
+    }
+    for (source, generated) in pairs {
+        let [source, found] =
+            [&source, &generated].map(|file| std::fs::read_to_string(file).unwrap_or_default());
+        assert!(
+            source == found,
+            "{} is out of date: run charts/generate.sh",
+            generated.display()
+        );
+    }
+}
+
+#[test]
+fn the_digest_wins_over_the_tag_and_workers_run_the_same_image() {
+    let digest = format!("sha256:{}", "a".repeat(64));
+    for (values, expected) in [
+        (
+            vec![],
+            "ghcr.io/fanout-dev/fanout-operator:0.1.0".to_owned(),
+        ),
+        (
+            vec!["image.tag=\"1.2.3\"".to_owned()],
+            "ghcr.io/fanout-dev/fanout-operator:1.2.3".to_owned(),
+        ),
+        (
+            vec![
+                "image.registry=\"\"".to_owned(),
+                "image.tag=\"1.2.3\"".to_owned(),
+                format!("image.digest=\"{digest}\""),
+            ],
+            format!("fanout-dev/fanout-operator@{digest}"),
+        ),
+    ] {
+        let values: Vec<&str> = values.iter().map(String::as_str).collect();
+        let container = container(&documents(&template(&values).unwrap()));
+        assert_eq!(container["image"], json!(expected));
+        let workers = format!("--worker-image={expected}");
+        assert!(
+            container["args"]
+                .as_array()
+                .unwrap()
+                .contains(&json!(workers)),
+            "{container}"
+        );
+    }
+}
+
+#[test]
+fn no_right_has_a_wildcard_and_none_lets_the_operator_widen_its_own() {
+    let objects = documents(&template(&[]).unwrap());
+    let rules: Vec<PolicyRule> = of_kind::<ClusterRole>(&objects, "ClusterRole")
+        .into_iter()
+        .flat_map(|role| role.rules.unwrap_or_default())
+        .chain(
+            of_kind::<Role>(&objects, "Role")
+                .into_iter()
+                .flat_map(|role| role.rules.unwrap_or_default()),
+        )
+        .collect();
+    assert!(rules.len() > 8);
+    for rule in rules {
+        let words: Vec<&String> = rule
+            .verbs
+            .iter()
+            .chain(rule.resources.iter().flatten())
+            .chain(rule.api_groups.iter().flatten())
+            .collect();
+        for refused in [
+            "*",
+            "escalate",
+            "bind",
+            "impersonate",
+            "pods/exec",
+            "serviceaccounts/token",
+        ] {
+            assert!(words.iter().all(|word| *word != refused), "{rule:?}");
+        }
+        assert!(
+            rule.api_groups
+                .iter()
+                .flatten()
+                .all(|group| group != "rbac.authorization.k8s.io"),
+            "{rule:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_api_server_takes_the_manifests_and_runs_the_pod_under_the_restricted_policy() {
+    let server = api_server();
+    let client = server.client().await;
+    let namespace = install(&client).await;
+    assert_eq!(namespace, "fanout-system");
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    let labels = namespaces
+        .get(&namespace)
+        .await
+        .unwrap()
+        .metadata
+        .labels
+        .unwrap();
+    assert_eq!(labels["pod-security.kubernetes.io/enforce"], "restricted");
+
+    // What the Deployment controller would do; the policy judges pods.
+    let deployment: Deployment = Api::namespaced(client.clone(), &namespace)
+        .get("fanout-operator")
+        .await
+        .unwrap();
+    let template = deployment.spec.unwrap().template;
+    let pod = |change: &dyn Fn(&mut Value)| -> Pod {
+        let mut pod = json!({"metadata": {"name": "operator"}, "spec": template.spec});
+        change(&mut pod["spec"]);
+        serde_json::from_value(pod).unwrap()
+    };
+    let pods: Api<Pod> = Api::namespaced(client, &namespace);
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    pods.create(&dry_run, &pod(&|_| {})).await.unwrap();
+    let refused = pods
+        .create(
+            &dry_run,
+            &pod(&|spec| spec["containers"][0]["securityContext"]["capabilities"] = json!(null)),
+        )
+        .await
+        .expect_err("the policy is in force");
+    assert!(refused.to_string().contains("restricted"), "{refused}");
+}
+
+#[tokio::test]
+async fn the_operator_may_do_what_it_needs_and_nothing_more() {
+    let server = api_server();
+    let namespace = install(&server.client().await).await;
+    let kubeconfig = server.kubeconfig_of_service_account(&namespace, "fanout-operator");
+    let client = server.client_of(&kubeconfig, "fanout-tests").await;
+    let mut wrong = Vec::new();
+    for (allowed, verbs, group, resource, namespace) in [
+        (true, "get list watch", "fanout.dev", "fanouttopics", ""),
+        (true, "get list watch", "fanout.dev", "subscriptions", ""),
+        (true, "patch", "fanout.dev", "fanouttopics/status", "any"),
+        (true, "patch", "fanout.dev", "subscriptions/status", "any"),
+        (
+            true,
+            "get list watch create patch delete",
+            "apps",
+            "deployments",
+            "any",
+        ),
+        (
+            true,
+            "get list watch create patch delete",
+            "",
+            "secrets",
+            "any",
+        ),
+        (
+            true,
+            "get list create patch delete",
+            "",
+            "configmaps",
+            "any",
+        ),
+        (
+            true,
+            "get list create patch delete",
+            "",
+            "serviceaccounts",
+            "any",
+        ),
+        (true, "get list watch patch", "", "pods", "any"),
+        (true, "get", "", "namespaces", ""),
+        (true, "create patch", "events.k8s.io", "events", "any"),
+        (true, "create", "coordination.k8s.io", "leases", &namespace),
+        (
+            false,
+            "create update patch delete",
+            "fanout.dev",
+            "fanouttopics",
+            "any",
+        ),
+        (
+            false,
+            "create update patch delete",
+            "fanout.dev",
+            "subscriptions",
+            "any",
+        ),
+        (false, "create delete", "", "pods", "any"),
+        (false, "create", "", "pods/exec", "any"),
+        (false, "create", "", "serviceaccounts/token", "any"),
+        (false, "list create delete", "", "namespaces", ""),
+        (false, "deletecollection", "", "secrets", "any"),
+        (false, "create", "coordination.k8s.io", "leases", "any"),
+        (false, "get list", "", "services", "any"),
+        (
+            false,
+            "get list create",
+            "rbac.authorization.k8s.io",
+            "clusterroles",
+            "",
+        ),
+    ] {
+        for verb in verbs.split(' ') {
+            if may(&client, verb, group, resource, namespace).await != allowed {
+                wrong.push(format!(
+                    "{verb} {resource}.{group} in {namespace:?} must be {allowed}"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn helm_installs_warns_of_another_plural_and_uninstalls() {
+    let server = api_server();
+    let client = server.client().await;
+    let other: CustomResourceDefinition = serde_json::from_value(json!({
+        "metadata": {"name": "subscriptions.other.example.com"},
+        "spec": {
+            "group": "other.example.com", "scope": "Namespaced",
+            "names": {"plural": "subscriptions", "singular": "subscription", "kind": "Subscription", "listKind": "SubscriptionList"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
+        },
+    }))
+    .unwrap();
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    crds.create(&PostParams::default(), &other).await.unwrap();
+    let namespace = server.namespace("helm").await;
+    let kubeconfig = server.kubeconfig().display().to_string();
+    let release = format!("fanout-{namespace}");
+    let place = ["--kubeconfig", &kubeconfig, "--namespace", &namespace];
+
+    // The harness installed the CRDs, and Helm adopts nothing that it did not make.
+    let mut arguments = vec!["install", &release];
+    let chart = chart();
+    arguments.extend([chart.as_str(), "--set", "crds.install=false"]);
+    arguments.extend(place);
+    let said = helm(&arguments).unwrap();
+    assert!(said.contains("subscriptions.other.example.com"), "{said}");
+    assert!(
+        said.contains("kubectl get fanouttopics.fanout.dev,subscriptions.fanout.dev"),
+        "{said}"
+    );
+    let name = format!("{release}-fanout-operator");
+    let deployments: Api<Deployment> = Api::namespaced(client, &namespace);
+    assert!(deployments.get_opt(&name).await.unwrap().is_some());
+
+    let mut arguments = vec!["uninstall", &release, "--cascade", "background"];
+    arguments.extend(place);
+    helm(&arguments).unwrap();
+    assert!(deployments.get_opt(&name).await.unwrap().is_none());
+    assert!(
+        crds.get_opt("subscriptions.fanout.dev")
+            .await
+            .unwrap()
+            .is_some()
+    );
+    crds.delete(
+        "subscriptions.other.example.com",
+        &kube::api::DeleteParams::default(),
+    )
+    .await
+    .unwrap();
+}
+
+/// Applies manifests/install.yaml as its users do and returns the operator's namespace.
+async fn install(client: &Client) -> String {
+    api_server()
+        .apply(client, &repository().join("manifests/install.yaml"))
+        .await;
+    let objects = documents(&read("manifests/install.yaml"));
+    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
+    namespaces
+        .first()
+        .and_then(|namespace| namespace.metadata.name.clone())
+        .unwrap()
+}
+
+async fn may(client: &Client, verb: &str, group: &str, resource: &str, namespace: &str) -> bool {
+    let (resource, subresource) = resource
+        .split_once('/')
+        .map_or((resource, None), |(resource, below)| {
+            (resource, Some(below))
+        });
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(verb.to_owned()),
+                group: Some(group.to_owned()),
+                resource: Some(resource.to_owned()),
+                subresource: subresource.map(str::to_owned),
+                namespace: Some(namespace.to_owned()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let answer = Api::all(client.clone())
+        .create(&PostParams::default(), &review)
+        .await
+        .unwrap();
+    answer.status.is_some_and(|status| status.allowed)
+}
+
+/// Decodes into `K`, and fails when `K` does not know all of it.
+fn same<K: DeserializeOwned + Serialize>(object: &Value) {
+    let typed: K =
+        serde_json::from_value(object.clone()).unwrap_or_else(|error| panic!("{error}\n{object}"));
+    let back = serde_json::to_value(typed).unwrap();
+    let mut lost = Vec::new();
+    difference("", object, &back, &mut lost);
+    assert!(
+        lost.is_empty(),
+        "{} {}: not of its kind: {lost:?}",
+        object["kind"],
+        object["metadata"]["name"]
+    );
+}
+
+/// Paths of `object` that `typed` lacks. A CRD's bounds come back as floating point.
+fn difference(path: &str, object: &Value, typed: &Value, lost: &mut Vec<String>) {
+    match (object, typed) {
+        (Value::Object(object), Value::Object(typed)) => {
+            for (key, value) in object {
+                difference(
+                    &format!("{path}.{key}"),
+                    value,
+                    typed.get(key).unwrap_or(&Value::Null),
+                    lost,
+                );
+            }
+        }
+        (Value::Array(object), Value::Array(typed)) if object.len() == typed.len() => {
+            for (index, (value, typed)) in object.iter().zip(typed).enumerate() {
+                difference(&format!("{path}[{index}]"), value, typed, lost);
+            }
+        }
+        (Value::Number(_), Value::Number(_)) if object.as_f64() == typed.as_f64() => {}
+        // Empty is the same as absent.
+        (Value::Array(object), Value::Null) if object.is_empty() => {}
+        _ if object == typed => {}
+        _ => lost.push(path.to_owned()),
+    }
+}
+
+fn leaf_paths(path: &str, value: &Value, leaves: &mut BTreeSet<String>) {
+    match value.as_object() {
+        Some(map) if !map.is_empty() => {
+            for (key, child) in map {
+                let below = if path.is_empty() {
+                    key.clone()
+                } else {
+                    format!("{path}.{key}")
+                };
+                leaf_paths(&below, child, leaves);
+            }
+        }
+        _ => {
+            leaves.insert(path.to_owned());
+        }
+    }
+}
+
+fn container(objects: &[Value]) -> Value {
+    let deployments: Vec<Deployment> = of_kind(objects, "Deployment");
+    serde_json::to_value(&deployments[0]).unwrap()["spec"]["template"]["spec"]["containers"][0]
+        .take()
+}
+
+fn of_kind<K: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<K> {
+    objects
+        .iter()
+        .filter(|object| object["kind"] == kind)
+        .map(|object| serde_json::from_value(object.clone()).unwrap())
+        .collect()
+}
+
+/// Renders the chart with `values` (`path=JSON`).
+fn template(values: &[&str]) -> anyhow::Result<String> {
+    let chart = chart();
+    let mut arguments = vec![
+        "template",
+        "fanout-operator",
+        &chart,
+        "--namespace",
+        "fanout-system",
+    ];
+    for value in values {
+        arguments.extend(["--set-json", value]);
+    }
+    helm(&arguments)
+}
+
+fn helm(arguments: &[&str]) -> anyhow::Result<String> {
+    static HELM: LazyLock<Result<String, String>> = LazyLock::new(|| {
+        run(Command::new("bash")
+            .arg(dirs::tests_dir().join("cluster/helm.sh"))
+            .env("FANOUT_CACHE", dirs::cache()))
+        .map_err(|error| error.to_string())
+    });
+    let helm = HELM.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
+    let home = dirs::private("helm", 0o700)?;
+    run(Command::new(helm.trim())
+        .args(arguments)
+        .env("HELM_CACHE_HOME", home.join("cache"))
+        .env("HELM_CONFIG_HOME", home.join("config"))
+        .env("HELM_DATA_HOME", home.join("data")))
+}
+
+fn documents(text: &str) -> Vec<Value> {
+    let all: Vec<Value> = serde_yaml::from_multiple(text).expect("YAML");
+    all.into_iter().filter(|object| !object.is_null()).collect()
+}
+
+fn chart() -> String {
+    repository()
+        .join("charts/fanout-operator")
+        .display()
+        .to_string()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(repository().join(path))
+        .unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn repository() -> &'static Path {
+    dirs::tests_dir()
+        .parent()
+        .expect("tests lies in the repository")
+}
