@@ -74,18 +74,8 @@ pub fn private(name: &str, mode: u32) -> anyhow::Result<PathBuf> {
 
 fn make_run() -> anyhow::Result<(PathBuf, File)> {
     let runs = runs()?;
-    // One at a time: a folder whose lock file is not locked yet looks dead.
-    let guard = File::create(runs.join(LOCK))?;
-    guard.lock()?;
-    for entry in fs::read_dir(&runs)? {
-        let entry = entry?;
-        let dir = entry.path();
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        if dir.is_dir() && !hidden && is_dead(&dir) {
-            fs::remove_dir_all(&dir)
-                .unwrap_or_else(|error| say(&format!("{} stays: {error}", dir.display())));
-        }
-    }
+    let _guard = guard(&runs)?;
+    remove_folders_of_the_dead(&runs)?;
     let dir = runs.join(format!(
         "{}-{:08x}",
         std::process::id(),
@@ -98,7 +88,35 @@ fn make_run() -> anyhow::Result<(PathBuf, File)> {
     Ok((dir, lock))
 }
 
-/// True when nobody holds the lock file in `dir`: its process is gone, and so are the children it started.
+/// Removes the folders of processes that are gone.
+pub fn remove_dead() -> anyhow::Result<()> {
+    let runs = runs()?;
+    let _guard = guard(&runs)?;
+    remove_folders_of_the_dead(&runs)
+}
+
+/// One process at a time may look: a folder whose lock file is not locked yet looks dead.
+fn guard(runs: &Path) -> std::io::Result<File> {
+    let guard = File::create(runs.join(LOCK))?;
+    guard.lock()?;
+    Ok(guard)
+}
+
+fn remove_folders_of_the_dead(runs: &Path) -> anyhow::Result<()> {
+    for entry in fs::read_dir(runs)? {
+        let entry = entry?;
+        let dir = entry.path();
+        let hidden = entry.file_name().to_string_lossy().starts_with('.');
+        if dir.is_dir() && !hidden && is_dead(&dir) {
+            // A server that is just ending may still write; the next start removes the rest.
+            fs::remove_dir_all(&dir)
+                .unwrap_or_else(|error| say(&format!("{} stays: {error}", dir.display())));
+        }
+    }
+    Ok(())
+}
+
+/// True when nobody holds the lock file in `dir`: its process is gone.
 fn is_dead(dir: &Path) -> bool {
     match File::open(dir.join(LOCK)) {
         Ok(lock) => lock.try_lock().is_ok(),
