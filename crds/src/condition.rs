@@ -57,6 +57,8 @@ pub mod reason {
     pub const TOPIC_NOT_FOUND: &str = "TopicNotFound";
     /// The FanoutTopic's log is not ready.
     pub const TOPIC_NOT_READY: &str = "TopicNotReady";
+    /// The group has members, so the missing start offsets are in the worker's configuration.
+    pub const START_OFFSETS_CONFIGURED: &str = "StartOffsetsConfigured";
     /// An older FanoutTopic uses the same Kafka topic, or an older Subscription the same group.
     pub const NAME_CONFLICT: &str = "NameConflict";
 

@@ -1,3 +1,170 @@
-//! Placeholder.
+//! The operator: turns FanoutTopics and Subscriptions into Kafka topics, relays and consumers, and says how they are.
+//!
+//! It touches no event and holds no database connection. Workers outlive it.
+//!
+//! Rights it needs (the chart grants exactly these):
+//!
+//! | group | resource | verbs | where |
+//! |---|---|---|---|
+//! | fanout.dev | fanouttopics, subscriptions | get, list, watch | cluster |
+//! | fanout.dev | fanouttopics/status, subscriptions/status | patch | cluster |
+//! | apps | deployments | get, list, watch, create, patch, delete | cluster |
+//! | "" | configmaps, secrets, serviceaccounts | get, list, watch, create, patch, delete | cluster |
+//! | "" | pods | list, watch, patch | cluster |
+//! | "" | namespaces | get | cluster |
+//! | events.k8s.io | events | create, patch | cluster |
+//! | "" | services | list, watch | namespace `default` |
+//! | discovery.k8s.io | endpointslices | list, watch | namespace `default` |
+//! | coordination.k8s.io | leases | get, create, update | its own namespace |
 
+mod apply;
+pub mod args;
+mod context;
+mod controllers;
 pub mod kafka;
+mod leadership;
+mod placement;
+mod pushes;
+mod settings;
+mod stores;
+mod watches;
+
+use anyhow::Context as _;
+use args::Args;
+use context::{Context, Retries};
+use fanout_runtime::admin::{self, Admin};
+use k8s_controller::LeaderElection;
+use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, Config};
+use leadership::Leadership;
+use prometheus_client::registry::Registry;
+use settings::Settings;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use watches::Watches;
+
+/// Name in the audit log.
+const USER_AGENT: &str = concat!("fanout-operator/", env!("CARGO_PKG_VERSION"));
+/// Longest time for the passes under way to end after SIGTERM.
+const DRAIN: Duration = Duration::from_secs(15);
+/// Longest time for giving the Lease back.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Runs the operator until `shutdown`.
+///
+/// # Errors
+/// The API server can't be reached with the given credentials, the admin server can't listen, or the Lease was lost: the
+/// process must end then, so that no pass outlives its leadership.
+pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
+    let mut config = Config::infer()
+        .await
+        .context("configuration of the API server")?;
+    config
+        .headers
+        .push(("user-agent".parse()?, USER_AGENT.parse()?));
+    let client = Client::try_from(config).context("client of the API server")?;
+
+    let leadership = Arc::new(Leadership::default());
+    let admin = serve_admin(&args, Arc::clone(&leadership), shutdown.clone()).await?;
+    let election = LeaderElection::new(
+        client.clone(),
+        &args.namespace,
+        &args.lease_name,
+        &args.instance,
+    );
+    let work = lead(
+        client,
+        args.settings(),
+        args.instance.clone(),
+        Arc::clone(&leadership),
+        shutdown.clone(),
+    );
+    let led = tokio::select! {
+        led = election.with_lease(work) => led.is_some(),
+        () = leadership.stopped_without_it(&shutdown) => true,
+        served = admin => {
+            served.context("admin server")?.context("admin server")?;
+            true
+        }
+    };
+    anyhow::ensure!(led, "the Lease was lost");
+    // Another replica takes over at once instead of waiting for the Lease to expire.
+    if tokio::time::timeout(RELEASE, election.release())
+        .await
+        .is_err()
+    {
+        tracing::warn!("Lease not given back in time; it expires");
+    }
+    Ok(())
+}
+
+/// Starts the admin server; its task ends with `shutdown`.
+async fn serve_admin(
+    args: &Args,
+    leadership: Arc<Leadership>,
+    shutdown: CancellationToken,
+) -> anyhow::Result<tokio::task::JoinHandle<std::io::Result<()>>> {
+    let listener = TcpListener::bind(args.admin_addr)
+        .await
+        .context("admin server")?;
+    let address = listener.local_addr().context("admin server")?;
+    if let Some(path) = &args.admin_addr_file {
+        tokio::fs::write(path, address.to_string())
+            .await
+            .context("write the admin server's address")?;
+    }
+    tracing::info!(admin_addr = %address, "admin server listens");
+    let shown = Arc::clone(&leadership);
+    let admin = Admin {
+        registry: Registry::default(),
+        ready: Arc::new(move || leadership.ready()),
+        live: Arc::new(|| Ok(())),
+        status: Arc::new(move || serde_json::json!({"leader": shown.is_leader()})),
+    };
+    Ok(tokio::spawn(async move {
+        admin::serve(listener, admin, shutdown.clone()).await?;
+        // It ends with the process, not before the work does.
+        if shutdown.is_cancelled() {
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }))
+}
+
+/// What the leader does, until `shutdown` and the passes under way have ended.
+async fn lead(
+    client: Client,
+    settings: Settings,
+    instance: String,
+    leadership: Arc<Leadership>,
+    shutdown: CancellationToken,
+) {
+    leadership.begin();
+    let (watches, stores) = Watches::new(client.clone());
+    let ctx = Arc::new(Context {
+        recorder: Recorder::new(
+            client.clone(),
+            Reporter {
+                controller: apply::FIELD_MANAGER.to_owned(),
+                instance: Some(instance),
+            },
+        ),
+        client,
+        settings,
+        stores,
+        clusters: Arc::default(),
+        placements: placement::Recent::default(),
+        pushes: pushes::Pushes::default(),
+        retries: Retries::default(),
+    });
+    let overtime = async {
+        shutdown.cancelled().await;
+        tokio::time::sleep(DRAIN).await;
+    };
+    tokio::select! {
+        () = controllers::run(ctx, watches, &leadership, shutdown.clone()) => {}
+        () = overtime => tracing::warn!("passes under way did not end in time"),
+    }
+}

@@ -21,5 +21,11 @@ async fn a_coordinator_that_has_moved_is_an_error_and_no_crash() {
     let cluster = Clusters::new().get(&params).await.unwrap();
     let error = cluster.committed("group", "topic").await.unwrap_err();
     assert_eq!(error.class, ErrorClass::NotReady);
-    assert!(cluster.committed("group", "topic").await.unwrap().is_empty());
+    assert!(
+        cluster
+            .committed("group", "topic")
+            .await
+            .unwrap()
+            .is_empty()
+    );
 }

@@ -1,0 +1,224 @@
+//! The one place that writes to the API server: server-side apply of typed objects, prune, and status.
+
+mod compare;
+
+use k8s_openapi::NamespaceResourceScope;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+/// Owner of every field the operator applies.
+pub(crate) const FIELD_MANAGER: &str = "fanout-operator";
+/// Owner of the status of both kinds.
+pub(crate) const STATUS_MANAGER: &str = "fanout-operator/status";
+
+/// Why something could not be written.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ApplyError {
+    /// The API server refused, or can't be reached.
+    #[error("{action} {kind} {name}")]
+    Api {
+        /// Verb.
+        action: &'static str,
+        /// Kind of the object.
+        kind: String,
+        /// Name of the object.
+        name: String,
+        /// Cause.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// An object of that name exists and belongs to somebody else.
+    #[error("{kind} {name} exists and does not belong to this FanoutTopic")]
+    NameTaken {
+        /// Kind of the object.
+        kind: String,
+        /// Name of the object.
+        name: String,
+    },
+    /// An object that can't be represented as JSON.
+    #[error("encode {kind}")]
+    Encode {
+        /// Kind of the object.
+        kind: String,
+        /// Cause.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// A namespaced object that the operator creates.
+pub(crate) trait Child:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Serialize
+    + DeserializeOwned
+    + Clone
+    + Debug
+{
+}
+
+impl<K> Child for K where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Serialize
+        + DeserializeOwned
+        + Clone
+        + Debug
+{
+}
+
+fn failed<K: Resource<DynamicType = ()>>(
+    action: &'static str,
+    name: &str,
+) -> impl FnOnce(kube::Error) -> ApplyError {
+    move |source| ApplyError::Api {
+        action,
+        kind: K::kind(&()).into_owned(),
+        name: name.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+fn encode<K: Resource<DynamicType = ()> + Serialize>(
+    object: &K,
+) -> Result<serde_json::Value, ApplyError> {
+    serde_json::to_value(object).map_err(|source| ApplyError::Encode {
+        kind: K::kind(&()).into_owned(),
+        source,
+    })
+}
+
+/// Makes the live object what `desired` says; writes only where they differ. `live` are the objects that carry our
+/// labels. Returns true when it wrote.
+pub(crate) async fn apply<K: Child>(
+    client: &Client,
+    desired: &K,
+    live: &[K],
+) -> Result<bool, ApplyError> {
+    let name = desired.name_any();
+    let api = api::<K>(client, desired);
+    let found = match live.iter().find(|object| object.name_any() == name) {
+        Some(object) => Some(object.clone()),
+        // Not labelled as ours: it may still exist, and forcing our fields onto it would take it over.
+        None => api
+            .get_opt(&name)
+            .await
+            .map_err(failed::<K>("get", &name))?,
+    };
+    if let Some(found) = &found {
+        if !same_owner(desired, found) {
+            return Err(ApplyError::NameTaken {
+                kind: K::kind(&()).into_owned(),
+                name,
+            });
+        }
+        if compare::converged(&encode(desired)?, &encode(found)?, FIELD_MANAGER) {
+            return Ok(false);
+        }
+    }
+    api.patch(
+        &name,
+        &PatchParams::apply(FIELD_MANAGER).force(),
+        &Patch::Apply(desired),
+    )
+    .await
+    .map_err(failed::<K>("apply", &name))?;
+    tracing::info!(kind = %K::kind(&()), %name, created = found.is_none(), "object applied");
+    Ok(true)
+}
+
+fn api<K: Child>(client: &Client, object: &K) -> Api<K> {
+    Api::namespaced(client.clone(), &object.namespace().unwrap_or_default())
+}
+
+fn same_owner<K: Child>(desired: &K, found: &K) -> bool {
+    desired.owner_references().iter().all(|owner| {
+        found
+            .owner_references()
+            .iter()
+            .any(|other| other.uid == owner.uid)
+    })
+}
+
+/// Deletes those of `live` (all objects of one kind with our labels) that are not in `desired`.
+pub(crate) async fn prune<K: Child>(
+    client: &Client,
+    desired: &[&K],
+    live: &[K],
+) -> Result<bool, ApplyError> {
+    let mut wrote = false;
+    for object in live {
+        let name = object.name_any();
+        if object.meta().deletion_timestamp.is_some()
+            || desired.iter().any(|kept| kept.name_any() == name)
+        {
+            continue;
+        }
+        let parameters = DeleteParams {
+            // Never a namesake that was created since we looked.
+            preconditions: Some(Preconditions {
+                uid: object.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::background()
+        };
+        match api::<K>(client, object).delete(&name, &parameters).await {
+            Ok(_) => {
+                tracing::info!(kind = %K::kind(&()), %name, "object deleted");
+                wrote = true;
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            Err(error) => return Err(failed::<K>("delete", &name)(error)),
+        }
+    }
+    Ok(wrote)
+}
+
+/// Sets one annotation on an object that somebody else applies (a pod of a Deployment).
+pub(crate) async fn annotate<K: Child>(
+    client: &Client,
+    object: &K,
+    annotation: &str,
+    value: &str,
+) -> Result<(), ApplyError> {
+    let name = object.name_any();
+    let patch = serde_json::json!({"metadata": {
+        // The patch is for this pod, not for one that took its name.
+        "uid": object.uid(),
+        "annotations": {annotation: value},
+    }});
+    match api::<K>(client, object)
+        .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+    {
+        Ok(_) => Ok(()),
+        // Gone, or replaced by another of its name: nothing to tell it.
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(error) => Err(failed::<K>("annotate", &name)(error)),
+    }
+}
+
+/// Applies the whole status of `object`, whose API is `api`.
+pub(crate) async fn status<K, S>(api: &Api<K>, object: &K, status: &S) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    S: Serialize,
+{
+    let name = object.name_any();
+    let patch = serde_json::json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        // With the uid a namesake created in the meantime is refused instead of given this status.
+        "metadata": {"name": name, "uid": object.uid()},
+        "status": status,
+    });
+    api.patch_status(
+        &name,
+        &PatchParams::apply(STATUS_MANAGER).force(),
+        &Patch::Apply(patch),
+    )
+    .await
+    .map_err(failed::<K>("write status of", &name))?;
+    Ok(())
+}

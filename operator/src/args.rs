@@ -1,0 +1,63 @@
+//! Command line: parsed once; nothing else reads arguments or the environment.
+
+use crate::settings::Settings;
+use clap::Parser;
+use fanout_runtime::telemetry::LogFormat;
+use ipnet::IpNet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Reconciles FanoutTopics and Subscriptions.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "fanout-operator", version)]
+pub struct Args {
+    /// Namespace the operator runs in: its Lease lives there.
+    #[arg(long)]
+    pub namespace: String,
+    /// Name of this process (the pod's name), unique among the replicas.
+    #[arg(long)]
+    pub instance: String,
+    /// Name of the Lease that elects the leader; one per installation.
+    #[arg(long, default_value = "fanout-operator")]
+    pub lease_name: String,
+    /// Image of relay pods.
+    #[arg(long)]
+    pub relay_image: String,
+    /// Image of consumer pods.
+    #[arg(long)]
+    pub consumers_image: String,
+    /// Pull policy of both images: Always, IfNotPresent or Never. Absent: the cluster's default.
+    #[arg(long)]
+    pub image_pull_policy: Option<String>,
+    /// Precedes the names of Kafka topics and consumer groups that no spec names.
+    #[arg(long, default_value = "")]
+    pub kafka_prefix: String,
+    /// Private range that sinks may connect to; may be repeated.
+    #[arg(long = "egress-allowed-cidr", value_name = "CIDR")]
+    pub egress_allowed_cidrs: Vec<IpNet>,
+    /// Address of the admin server (`/livez`, `/readyz`, `/metrics`, `/status`).
+    #[arg(long, default_value = "0.0.0.0:8080")]
+    pub admin_addr: SocketAddr,
+    /// File that the admin server's chosen address is written to.
+    #[arg(long)]
+    pub admin_addr_file: Option<PathBuf>,
+    /// Format of the log.
+    #[arg(long, default_value = "json")]
+    pub log_format: LogFormat,
+    /// What is logged, as a tracing filter.
+    #[arg(long, default_value = "info")]
+    pub log_filter: String,
+}
+
+impl Args {
+    /// The part that decides what is built.
+    pub(crate) fn settings(&self) -> Settings {
+        Settings {
+            relay_image: self.relay_image.clone(),
+            consumers_image: self.consumers_image.clone(),
+            image_pull_policy: self.image_pull_policy.clone(),
+            kafka_prefix: self.kafka_prefix.clone(),
+            egress_allowed: self.egress_allowed_cidrs.clone(),
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What every reconcile shares.
+
+use crate::kafka::Clusters;
+use crate::placement::Recent;
+use crate::pushes::Pushes;
+use crate::settings::Settings;
+use crate::stores::Stores;
+use fanout_runtime::backoff::Backoff;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::api::Api;
+use kube::runtime::controller::Action;
+use kube::runtime::events::Recorder;
+use kube::{Client, Resource, ResourceExt};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Shared by both controllers.
+pub(crate) struct Context {
+    /// The API server.
+    pub(crate) client: Client,
+    /// Publishes events; shared, because it folds repeats.
+    pub(crate) recorder: Recorder,
+    /// This installation's settings.
+    pub(crate) settings: Settings,
+    /// Watch caches.
+    pub(crate) stores: Stores,
+    /// Kafka clients.
+    pub(crate) clusters: Arc<Clusters>,
+    /// Placements that the watch cache does not show yet.
+    pub(crate) placements: Recent,
+    /// Configurations that workers have not taken over yet.
+    pub(crate) pushes: Pushes,
+    /// Delays of what failed.
+    pub(crate) retries: Retries,
+}
+
+impl Context {
+    /// True when the namespace is being deleted (or gone): nothing may be created in it, not even an event.
+    pub(crate) async fn is_terminating(&self, namespace: &str) -> kube::Result<bool> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        Ok(namespaces
+            .get_opt(namespace)
+            .await?
+            .is_none_or(|namespace| namespace.metadata.deletion_timestamp.is_some()))
+    }
+}
+
+/// Converged objects are looked at again after this time, in case an event was missed.
+const SAFETY_INTERVAL: Duration = Duration::from_mins(15);
+const RETRY_FIRST: Duration = Duration::from_secs(1);
+const RETRY_LONGEST: Duration = Duration::from_mins(5);
+
+/// Delays per object that grow with each failure in a row.
+#[derive(Debug, Default)]
+pub(crate) struct Retries(Mutex<HashMap<String, Backoff>>);
+
+impl Retries {
+    fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
+        format!(
+            "{}/{}/{}",
+            K::plural(&()),
+            object.namespace().unwrap_or_default(),
+            object.name_any()
+        )
+    }
+
+    /// After one more failure of `object`.
+    pub(crate) fn next<K: Resource<DynamicType = ()>>(&self, object: &K) -> Action {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let backoff = all
+            .entry(Self::key(object))
+            .or_insert_with(|| Backoff::new(RETRY_FIRST, RETRY_LONGEST));
+        Action::requeue(backoff.next_delay())
+    }
+
+    /// After a success: the next failure starts with the shortest delay.
+    pub(crate) fn forget<K: Resource<DynamicType = ()>>(&self, object: &K) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&Self::key(object));
+    }
+}
+
+/// For a converged object: a long interval, spread so that a restart does not align all objects for ever.
+pub(crate) fn safety_net() -> Action {
+    Action::requeue(SAFETY_INTERVAL.mul_f64(rand::random_range(0.7..1.3)))
+}

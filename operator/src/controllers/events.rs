@@ -1,0 +1,139 @@
+//! Kubernetes events: one for each condition that changed its value.
+
+use crate::context::Context;
+use fanout_crds::condition::{OUTBOX_BLOCKED, READY, RECONCILING, STALLED};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::Resource;
+use kube::runtime::events::{Event, EventType};
+
+/// Longest note that the API server accepts, bytes.
+const NOTE_MAX: usize = 1024;
+
+/// Publishes what changed from `old` to `new`. A failure is logged and nothing else: events are not the truth.
+pub(crate) async fn publish<K>(ctx: &Context, object: &K, old: &[Condition], new: &[Condition])
+where
+    K: Resource<DynamicType = ()>,
+{
+    let reference = object.object_ref(&());
+    for event in events(old, new) {
+        if let Err(error) = ctx.recorder.publish(&event, &reference).await {
+            tracing::warn!(%error, reason = %event.reason, "event not published");
+        }
+    }
+}
+
+/// True where True is bad.
+fn is_abnormal(kind: &str) -> bool {
+    matches!(kind, RECONCILING | STALLED | OUTBOX_BLOCKED)
+}
+
+/// The events for the difference between `old` and `new`. Reconciling has none: it mirrors Ready.
+fn events(old: &[Condition], new: &[Condition]) -> Vec<Event> {
+    super::conditions::transitions(old, new)
+        .into_iter()
+        .filter(|condition| condition.type_ != RECONCILING)
+        .filter(|condition| {
+            let first = old.iter().all(|before| before.type_ != condition.type_);
+            // The first value is news when it is bad, or the summary.
+            !first || is_bad(condition) || condition.type_ == READY
+        })
+        .map(|condition| {
+            let mut note = format!("{} is {}", condition.type_, condition.status);
+            if !condition.message.is_empty() {
+                note = format!("{note}: {}", condition.message);
+            }
+            while note.len() > NOTE_MAX {
+                note.pop();
+            }
+            // A topic that is merely not ready yet is no warning.
+            let warning = is_bad(condition) && condition.type_ != READY;
+            Event {
+                type_: if warning {
+                    EventType::Warning
+                } else {
+                    EventType::Normal
+                },
+                reason: condition.reason.clone(),
+                note: Some(note),
+                // The recorder folds repeats by reason and action: each condition is a series of its own.
+                action: condition.type_.clone(),
+                secondary: None,
+            }
+        })
+        .collect()
+}
+
+fn is_bad(condition: &Condition) -> bool {
+    condition.status
+        == if is_abnormal(&condition.type_) {
+            "True"
+        } else {
+            "False"
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::conditions::{Finding, merge};
+    use k8s_openapi::jiff::Timestamp;
+
+    fn conditions(old: &[Condition], findings: Vec<(&'static str, Finding)>) -> Vec<Condition> {
+        merge(old, 1, Timestamp::UNIX_EPOCH, findings)
+    }
+
+    #[test]
+    fn there_is_one_event_per_transition_and_none_without() {
+        let old = conditions(
+            &[],
+            vec![
+                (READY, Finding::yes("Succeeded", "")),
+                (STALLED, Finding::no("Succeeded", "")),
+            ],
+        );
+        let new = conditions(
+            &old,
+            vec![
+                (READY, Finding::no("FilterInvalid", "spec.filter: bad")),
+                (STALLED, Finding::yes("FilterInvalid", "spec.filter: bad")),
+            ],
+        );
+        let published: Vec<_> = events(&old, &new)
+            .into_iter()
+            .map(|event| (event.action, event.type_, event.note))
+            .collect();
+        assert_eq!(
+            published,
+            [
+                (
+                    READY.to_owned(),
+                    EventType::Normal,
+                    Some("Ready is False: spec.filter: bad".to_owned())
+                ),
+                (
+                    STALLED.to_owned(),
+                    EventType::Warning,
+                    Some("Stalled is True: spec.filter: bad".to_owned())
+                ),
+            ]
+        );
+        assert!(events(&new, &new).is_empty());
+    }
+
+    #[test]
+    fn a_good_first_value_is_no_news_except_the_summary() {
+        let new = conditions(
+            &[],
+            vec![
+                (READY, Finding::yes("Succeeded", "")),
+                (STALLED, Finding::no("Succeeded", "")),
+                ("SinkAccepted", Finding::yes("Succeeded", "")),
+            ],
+        );
+        let published: Vec<_> = events(&[], &new)
+            .into_iter()
+            .map(|event| event.action)
+            .collect();
+        assert_eq!(published, [READY]);
+    }
+}

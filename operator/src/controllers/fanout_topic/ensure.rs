@@ -1,0 +1,155 @@
+//! Makes the Kafka topics of a FanoutTopic exist: asks the brokers, lets `log` decide, does what it says.
+
+use super::log::{self, Decision, Known, Problem, Wanted};
+use super::status::{Identity, LogState};
+use super::validate::{LogSpec, ValidTopic};
+use crate::kafka::{Cluster, Clusters, ErrorClass, KafkaError};
+use fanout_crds::condition::reason;
+use std::collections::BTreeMap;
+
+/// Decisions per topic and pass: create or grow, then look again; more means that somebody else works against us.
+const ROUNDS: usize = 3;
+
+/// Ensures the topic and its dead letter topic. `identity` is completed with what was found, also when something fails
+/// later on.
+pub(crate) async fn ensure(
+    clusters: &Clusters,
+    topic: &ValidTopic,
+    keep_order: bool,
+    identity: &mut Identity,
+) -> Result<LogState, Problem> {
+    let cluster = clusters
+        .get(&topic.producer.params)
+        .await
+        .map_err(log::problem)?;
+    let id = cluster.cluster_id().await.map_err(log::problem)?;
+    check_cluster(&id, identity)?;
+    identity.cluster_id = Some(id);
+    let LogSpec {
+        topic: name,
+        dead_letter_topic,
+        partitions,
+        replication_factor,
+        config,
+        ..
+    } = &topic.log;
+    identity.topic_name = Some(name.clone());
+    let wanted = Wanted {
+        name,
+        partitions: *partitions,
+        replication_factor: *replication_factor,
+        config,
+        keep_order,
+    };
+    let drift = ensure_one(&cluster, wanted, &mut identity.topic_id).await?;
+    let wanted = Wanted {
+        name: dead_letter_topic,
+        partitions: None,
+        replication_factor: None,
+        config: &BTreeMap::new(),
+        keep_order: false,
+    };
+    let created_with = Wanted {
+        replication_factor: *replication_factor,
+        ..wanted
+    };
+    // Its number of copies is chosen like the topic's, and left alone afterwards.
+    let wanted = if identity.dead_letter_topic_id.is_none() {
+        created_with
+    } else {
+        wanted
+    };
+    ensure_one(&cluster, wanted, &mut identity.dead_letter_topic_id).await?;
+    Ok(LogState { drift })
+}
+
+/// The same address may lead to another cluster one day: its topics are not ours.
+fn check_cluster(found: &str, identity: &Identity) -> Result<(), Problem> {
+    match &identity.cluster_id {
+        Some(recorded) if recorded != found => Err(Problem {
+            reason: reason::FOREIGN_TOPIC,
+            message: format!(
+                "spec.broker.kafka.bootstrapServers leads to Kafka cluster {found}, not {recorded}; delete and create this FanoutTopic to use it"
+            ),
+            needs_human: true,
+            usable: false,
+        }),
+        _ => Ok(()),
+    }
+}
+
+async fn ensure_one(
+    cluster: &Cluster,
+    wanted: Wanted<'_>,
+    recorded: &mut Option<String>,
+) -> Result<Vec<String>, Problem> {
+    for _ in 0..ROUNDS {
+        let live = cluster
+            .describe_topic(wanted.name)
+            .await
+            .map_err(log::problem)?;
+        let config = match &live {
+            Some(_) if !wanted.config.is_empty() => cluster
+                .topic_config(wanted.name)
+                .await
+                .map_err(log::problem)?,
+            _ => BTreeMap::new(),
+        };
+        let known = Known {
+            recorded: recorded.as_deref(),
+            live: live.as_ref(),
+            config: &config,
+        };
+        match log::decide(wanted, known) {
+            Decision::Ready { id, drift } => {
+                *recorded = Some(id);
+                return Ok(drift);
+            }
+            Decision::Refuse(problem) => {
+                if problem.usable
+                    && let Some(live) = live
+                {
+                    *recorded = Some(live.id);
+                }
+                return Err(problem);
+            }
+            Decision::Create(new) => match cluster.create_topic(&new).await {
+                Ok(info) => {
+                    tracing::info!(
+                        topic = new.name,
+                        id = info.id,
+                        partitions = info.partitions,
+                        "Kafka topic created"
+                    );
+                    *recorded = Some(info.id);
+                }
+                // Somebody was faster, or an earlier attempt came through: look at it.
+                Err(KafkaError {
+                    class: ErrorClass::TopicExists,
+                    ..
+                }) => {}
+                Err(error) => return Err(log::problem(error)),
+            },
+            Decision::Grow(total) => {
+                cluster
+                    .add_partitions(wanted.name, total)
+                    .await
+                    .map_err(log::problem)?;
+                tracing::info!(
+                    topic = wanted.name,
+                    partitions = total,
+                    "Kafka partitions added"
+                );
+            }
+        }
+    }
+    Err(Problem {
+        reason: reason::BROKER_REFUSED,
+        message: format!(
+            "Kafka topic {} does not become what was asked for; it is tried again",
+            wanted.name
+        ),
+        needs_human: false,
+        usable: true,
+    })
+}

@@ -1,0 +1,342 @@
+//! Reconciles a FanoutTopic: its Kafka topics, its relays, and the workers of all its Subscriptions.
+
+pub(crate) mod build;
+mod ensure;
+pub(crate) mod log;
+pub(crate) mod members;
+mod observe;
+mod rivals;
+pub(crate) mod status;
+#[cfg(test)]
+mod tests;
+pub(crate) mod validate;
+
+use super::error::{Class, Error, Invalid};
+use super::workers::Pods;
+use super::{conditions, events, reports, subscription};
+use crate::apply;
+use crate::context::{Context, safety_net};
+use crate::stores::GuardedTopic;
+use build::WorkerObjects;
+use fanout_contract::names;
+use fanout_crds::condition::{POSITION_INITIALIZED, reason};
+use fanout_crds::subscription::Ordering;
+use fanout_crds::{FanoutTopic, Subscription};
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::Api;
+use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
+use members::Member;
+use observe::Live;
+use status::{Identity, Outcome, Relays};
+use std::sync::Arc;
+use std::time::Duration;
+use validate::ValidTopic;
+
+/// Look again at what is not settled, should no event tell.
+const UNSETTLED: Duration = Duration::from_secs(30);
+
+/// One pass.
+pub(crate) async fn reconcile(
+    object: Arc<GuardedTopic>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let topic = object
+        .0
+        .as_ref()
+        .map_err(|invalid| Error::Undecodable(invalid.error.clone()))?;
+    let namespace = topic.namespace().unwrap_or_default();
+    if topic.metadata.deletion_timestamp.is_some()
+        || ctx
+            .is_terminating(&namespace)
+            .await
+            .map_err(Error::reading("the namespace"))?
+    {
+        return Ok(Action::await_change());
+    }
+    let mut outcome = Outcome {
+        identity: Identity::recorded(topic),
+        ..Outcome::default()
+    };
+    let converged = converge(topic, &ctx, &mut outcome).await;
+    match &converged {
+        Err(error) if error.namespace_terminating() => return Ok(Action::await_change()),
+        // Somebody else wrote at the same moment: no news for anybody.
+        Err(error) if error.class() == Class::Conflict => {
+            return converged.map(|()| Action::await_change());
+        }
+        Err(error) => outcome.failure = Some(error.finding()),
+        Ok(()) => {}
+    }
+    outcome.outbox = reports::outbox(&ctx, topic);
+    let written = write_status(&ctx, topic, &outcome).await;
+    converged?;
+    let status = written?;
+    if let Some(Err(problem)) = &outcome.log
+        && !problem.needs_human
+    {
+        return Ok(ctx.retries.next(topic));
+    }
+    ctx.retries.forget(topic);
+    let settled = conditions::holds(&status.conditions, fanout_crds::condition::READY)
+        || conditions::holds(&status.conditions, fanout_crds::condition::STALLED);
+    Ok(if settled {
+        safety_net()
+    } else {
+        Action::requeue(UNSETTLED)
+    })
+}
+
+async fn write_status(
+    ctx: &Context,
+    topic: &FanoutTopic,
+    outcome: &Outcome,
+) -> Result<fanout_crds::FanoutTopicStatus, Error> {
+    let status = status::next(topic, outcome, Timestamp::now());
+    if topic.status.as_ref() == Some(&status) {
+        return Ok(status);
+    }
+    let api: Api<FanoutTopic> =
+        Api::namespaced(ctx.client.clone(), &topic.namespace().unwrap_or_default());
+    apply::status(&api, topic, &status).await?;
+    let old = topic
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    events::publish(ctx, topic, old, &status.conditions).await;
+    Ok(status)
+}
+
+/// Observe, validate, build, apply, prune, push. What was found on the way is left in `outcome`.
+async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> Result<(), Error> {
+    let namespace = topic.namespace().unwrap_or_default();
+    let name = topic.name_any();
+    let subscriptions = ctx.stores.subscriptions_of(&namespace, &name);
+    let subscriptions: Vec<&Subscription> = subscriptions
+        .iter()
+        .filter_map(|object| object.0.as_ref().ok())
+        .collect();
+    outcome.subscriptions = subscriptions.len();
+
+    let secrets = |secret: &str| ctx.stores.secret(&namespace, secret);
+    let valid = match validate::validate(topic, &secrets, &ctx.settings.kafka_prefix) {
+        Ok(valid) => valid,
+        Err(invalid) => {
+            // Its workers go on with what they have: the spec's author is the platform team, and an unreadable Secret
+            // must not stop a running relay.
+            outcome.invalid = Some(invalid);
+            outcome.relay = watched_relays(ctx, &namespace, &name);
+            return Ok(());
+        }
+    };
+
+    let ordered = subscriptions
+        .iter()
+        .any(|subscription| subscription.spec.delivery.ordering == Ordering::PerKey);
+    let keep_order = ordered && !valid.log.allow_reorder;
+    if let Some(conflict) = conflict(ctx, topic, &valid, &outcome.identity) {
+        outcome.invalid = Some(conflict);
+        return stop(ctx, &namespace, &name).await;
+    }
+    let log = ensure::ensure(&ctx.clusters, &valid, keep_order, &mut outcome.identity).await;
+    // Now that Kafka told its ids, a rival that names the cluster by other addresses is found too.
+    if let Some(conflict) = conflict(ctx, topic, &valid, &outcome.identity) {
+        outcome.invalid = Some(conflict);
+        return stop(ctx, &namespace, &name).await;
+    }
+    let usable = match &log {
+        Ok(_) => true,
+        // Once identified, a topic needs no answer from Kafka for its workers to be configured.
+        Err(problem) => problem.usable || (!problem.needs_human && outcome.identity.is_complete()),
+    };
+    outcome.log = Some(log);
+    if !usable {
+        outcome.relay = watched_relays(ctx, &namespace, &name);
+        return Ok(());
+    }
+
+    let members = admitted(ctx, &namespace, &subscriptions);
+    let live = Live::list(ctx, &namespace, &name).await?;
+    let desired = desired(ctx, &valid, &members, &live)?;
+    apply_all(ctx, &live, &desired).await?;
+    prune(ctx, &live, &desired).await?;
+    push(ctx, &namespace, &desired).await?;
+
+    let relay = names::relay_deployment(&name);
+    outcome.relay = desired
+        .iter()
+        .find(|worker| worker.name == relay)
+        .map(|worker| Relays {
+            pods: Pods::of(live.deployment(&relay)),
+            hash: worker.hash.clone(),
+            reports: reports::relays(ctx, &namespace, &relay),
+        });
+    Ok(())
+}
+
+fn conflict(
+    ctx: &Context,
+    topic: &FanoutTopic,
+    valid: &ValidTopic,
+    identity: &Identity,
+) -> Option<Invalid> {
+    let all = ctx.stores.topics();
+    let rival = rivals::older(topic, valid, identity, &all, &ctx.settings.kafka_prefix)?;
+    Some(Invalid::new(
+        reason::NAME_CONFLICT,
+        format!(
+            "Kafka topic {} belongs to the older FanoutTopic {rival}",
+            valid.log.topic
+        ),
+    ))
+}
+
+/// Removes all workers.
+async fn stop(ctx: &Context, namespace: &str, topic: &str) -> Result<(), Error> {
+    let live = Live::list(ctx, namespace, topic).await?;
+    prune(ctx, &live, &[]).await
+}
+
+/// The relays as they are, when nothing is built in this pass.
+fn watched_relays(ctx: &Context, namespace: &str, topic: &str) -> Option<Relays> {
+    let relay = names::relay_deployment(topic);
+    let deployment = ctx.stores.deployment(namespace, &relay)?;
+    Some(Relays {
+        pods: Pods::of(Some(&deployment)),
+        hash: deployment
+            .annotations()
+            .get(names::CONFIG_ANNOTATION)
+            .cloned()
+            .unwrap_or_default(),
+        reports: reports::relays(ctx, namespace, &relay),
+    })
+}
+
+/// The Subscriptions that workers may serve: valid, placed, and with a position in every partition.
+fn admitted(ctx: &Context, namespace: &str, subscriptions: &[&Subscription]) -> Vec<Member> {
+    let secrets = |secret: &str| ctx.stores.secret(namespace, secret);
+    let guard = ctx.stores.guard(&ctx.settings.egress_allowed);
+    subscriptions
+        .iter()
+        .filter_map(|subscription| {
+            let status = subscription.status.as_ref()?;
+            status.group_id.as_ref()?;
+            let placement = status.placement.clone()?;
+            let position = conditions::get(&status.conditions, POSITION_INITIALIZED)
+                .filter(conditions::Finding::holds)?;
+            let mut valid =
+                subscription::validate::validate(subscription, &secrets, &guard).ok()?;
+            if position.reason == reason::START_OFFSETS_CONFIGURED {
+                valid.config.start_offsets =
+                    subscription::position::start_offsets(&status.positions);
+            }
+            Some(Member {
+                placement,
+                config: valid.config,
+                files: valid.files,
+            })
+        })
+        .collect()
+}
+
+fn desired(
+    ctx: &Context,
+    topic: &ValidTopic,
+    members: &[Member],
+    live: &Live,
+) -> Result<Vec<WorkerObjects>, Error> {
+    let runs = |worker: &str, member: &Member| {
+        reports::runs(ctx, &topic.namespace, worker, &member.config)
+    };
+    let assigned = members::assign(members, &live.held(), runs);
+    let keys = |worker: &str| {
+        live.hash_key(worker)
+            .unwrap_or_else(|| rand::random::<[u8; 32]>().to_vec())
+    };
+    build::workers(
+        topic,
+        &assigned,
+        &ctx.stores.egress(&ctx.settings.egress_allowed),
+        &ctx.settings,
+        &keys,
+    )
+}
+
+/// Configuration before workload: a pod that starts finds its files. Secrets before the configuration that names them.
+async fn apply_all(ctx: &Context, live: &Live, desired: &[WorkerObjects]) -> Result<(), Error> {
+    for worker in desired {
+        apply::apply(&ctx.client, &worker.service_account, &live.service_accounts).await?;
+        apply::apply(&ctx.client, &worker.secret, &live.secrets).await?;
+        apply::apply(&ctx.client, &worker.config_map, &live.config_maps).await?;
+        apply::apply(&ctx.client, &worker.deployment, &live.deployments).await?;
+    }
+    Ok(())
+}
+
+/// Workload before configuration, the other way round.
+async fn prune(ctx: &Context, live: &Live, desired: &[WorkerObjects]) -> Result<(), Error> {
+    let deployments: Vec<&Deployment> = desired.iter().map(|worker| &worker.deployment).collect();
+    let config_maps: Vec<&ConfigMap> = desired.iter().map(|worker| &worker.config_map).collect();
+    let secrets: Vec<&Secret> = desired.iter().map(|worker| &worker.secret).collect();
+    let accounts: Vec<&ServiceAccount> = desired
+        .iter()
+        .map(|worker| &worker.service_account)
+        .collect();
+    apply::prune(&ctx.client, &deployments, &live.deployments).await?;
+    apply::prune(&ctx.client, &config_maps, &live.config_maps).await?;
+    apply::prune(&ctx.client, &secrets, &live.secrets).await?;
+    apply::prune(&ctx.client, &accounts, &live.service_accounts).await?;
+    Ok(())
+}
+
+/// Tells the kubelets: a changed annotation makes them refresh the pod's volume at once. A pod that runs the
+/// configuration already needs no telling.
+async fn push(ctx: &Context, namespace: &str, desired: &[WorkerObjects]) -> Result<(), Error> {
+    for worker in desired {
+        for pod in ctx.stores.pods_of(namespace, &worker.name) {
+            let told = pod.annotations().get(names::CONFIG_ANNOTATION) == Some(&worker.hash);
+            let running = reports::config_hash(ctx, &pod).as_deref() == Some(worker.hash.as_str());
+            if !told && !running {
+                apply::annotate(&ctx.client, &*pod, names::CONFIG_ANNOTATION, &worker.hash).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a failed pass means for the next one.
+pub(crate) fn error_policy(object: Arc<GuardedTopic>, error: &Error, ctx: Arc<Context>) -> Action {
+    super::retry(&*object, error, &ctx)
+}
+
+/// Secrets that a FanoutTopic refers to, by name.
+pub(crate) fn secret_names(topic: &FanoutTopic) -> Vec<&str> {
+    let fanout_crds::fanout_topic::Source::Postgres(postgres) = &topic.spec.source;
+    let fanout_crds::fanout_topic::Broker::Kafka(kafka) = &topic.spec.broker;
+    let auths = std::iter::once(&kafka.auth).chain(&kafka.consumer_auth);
+    let kafka = auths.flat_map(|auth| {
+        [
+            &auth.user_secret_ref,
+            &auth.password_secret_ref,
+            &auth.ca_secret_ref,
+            &auth.client_cert_secret_ref,
+            &auth.client_key_secret_ref,
+        ]
+    });
+    std::iter::once(&postgres.url_secret_ref)
+        .chain(&postgres.ca_secret_ref)
+        .chain(kafka.flatten())
+        .map(|reference| reference.name.as_str())
+        .collect()
+}
+
+/// Name and uid for messages and comparisons.
+fn full_name<K: Resource>(object: &K) -> String {
+    format!(
+        "{}/{}",
+        object.namespace().unwrap_or_default(),
+        object.name_any()
+    )
+}

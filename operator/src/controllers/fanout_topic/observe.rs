@@ -1,0 +1,85 @@
+//! Reads what a FanoutTopic's reconcile needs. I/O only, no decisions.
+
+use crate::context::Context;
+use crate::controllers::error::Error;
+use crate::controllers::fanout_topic::members::{self, Held};
+use fanout_contract::names;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt};
+
+/// The objects that carry a topic's labels. Has no `Debug`: it holds secret values.
+#[derive(Default)]
+pub(crate) struct Live {
+    /// Identities.
+    pub(crate) service_accounts: Vec<ServiceAccount>,
+    /// Copied values.
+    pub(crate) secrets: Vec<Secret>,
+    /// Configurations.
+    pub(crate) config_maps: Vec<ConfigMap>,
+    /// Pods.
+    pub(crate) deployments: Vec<Deployment>,
+}
+
+impl Live {
+    /// Lists them: the answer is newer than any cache, so that what was written is not written again.
+    pub(crate) async fn list(ctx: &Context, namespace: &str, topic: &str) -> Result<Self, Error> {
+        let selector = format!("{}={topic},{}", names::TOPIC_LABEL, names::WORKER_LABEL);
+        let parameters = ListParams::default().labels(&selector);
+        let (service_accounts, secrets, config_maps, deployments) = tokio::try_join!(
+            list(&ctx.client, namespace, &parameters, "ServiceAccounts"),
+            list(&ctx.client, namespace, &parameters, "Secrets"),
+            list(&ctx.client, namespace, &parameters, "ConfigMaps"),
+            list(&ctx.client, namespace, &parameters, "Deployments"),
+        )?;
+        Ok(Self {
+            service_accounts,
+            secrets,
+            config_maps,
+            deployments,
+        })
+    }
+
+    /// The hash key of a worker's Secret, if it has one.
+    pub(crate) fn hash_key(&self, worker: &str) -> Option<Vec<u8>> {
+        let secret = self
+            .secrets
+            .iter()
+            .find(|secret| secret.name_any() == worker)?;
+        let key = secret.data.as_ref()?.get(names::HASH_KEY_FILE)?;
+        Some(key.0.clone()).filter(|key| !key.is_empty())
+    }
+
+    /// The Subscriptions in each worker's configuration.
+    pub(crate) fn held(&self) -> Held {
+        self.config_maps
+            .iter()
+            .filter_map(|config_map| {
+                let text = config_map.data.as_ref()?.get(names::CONFIG_FILE)?;
+                Some((config_map.name_any(), members::held(text)))
+            })
+            .collect()
+    }
+
+    /// A worker's Deployment.
+    pub(crate) fn deployment(&self, worker: &str) -> Option<&Deployment> {
+        self.deployments
+            .iter()
+            .find(|deployment| deployment.name_any() == worker)
+    }
+}
+
+async fn list<K>(
+    client: &Client,
+    namespace: &str,
+    parameters: &ListParams,
+    what: &'static str,
+) -> Result<Vec<K>, Error>
+where
+    K: crate::apply::Child,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), namespace);
+    let list = api.list(parameters).await.map_err(Error::reading(what))?;
+    Ok(list.items)
+}

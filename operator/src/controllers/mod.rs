@@ -1,0 +1,153 @@
+//! Both controllers, and what they have in common.
+
+pub(crate) mod conditions;
+pub(crate) mod error;
+mod events;
+pub(crate) mod fanout_topic;
+mod queue;
+mod reports;
+pub(crate) mod secrets;
+pub(crate) mod subscription;
+mod triggers;
+pub(crate) mod workers;
+
+pub(crate) use triggers::{Addresses, Triggers};
+
+use crate::context::Context;
+use crate::leadership::Leadership;
+use crate::watches::Watches;
+use error::{Class, Error};
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{Stream, StreamExt};
+use kube::Resource;
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::{Action, Config, Error as ControllerError, applier};
+use kube::runtime::reflector::ObjectRef;
+use queue::Queue;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Changes arrive in bursts (a status and its pods, a hundred Subscriptions): one pass for all of them.
+const DEBOUNCE: Duration = Duration::from_millis(300);
+/// Passes at once per kind; each may wait for Kafka.
+const CONCURRENCY: u16 = 16;
+/// Kubernetes answers 409 when somebody else wrote in between.
+const CONFLICT_DELAY: Duration = Duration::from_millis(500);
+
+/// Runs both controllers until `shutdown`; passes under way end first.
+pub(crate) async fn run(
+    ctx: Arc<Context>,
+    watches: Watches,
+    leadership: &Leadership,
+    shutdown: CancellationToken,
+) {
+    let (topic_queue, topic_requests) = Queue::new();
+    let (subscription_queue, subscription_requests) = Queue::new();
+    let triggers = Arc::new(Triggers::new(
+        ctx.stores.clone(),
+        topic_queue,
+        subscription_queue,
+    ));
+    let work = async {
+        // With half-filled caches a FanoutTopic would seem to have no Subscriptions, and its workers would be pruned.
+        tokio::select! {
+            ready = ctx.stores.wait_until_ready() => {
+                if let Err(error) = ready {
+                    tracing::error!(%error, "a watch ended before its cache was filled");
+                    return;
+                }
+            }
+            () = shutdown.cancelled() => return,
+        }
+        leadership.caches_filled();
+        let topics = applier(
+            |object, ctx| Box::pin(fanout_topic::reconcile(object, ctx)),
+            fanout_topic::error_policy,
+            Arc::clone(&ctx),
+            ctx.stores.topics.clone(),
+            requests(topic_requests, &shutdown),
+            config(),
+        );
+        let subscriptions = applier(
+            |object, ctx| Box::pin(subscription::reconcile(object, ctx)),
+            subscription::error_policy,
+            Arc::clone(&ctx),
+            ctx.stores.subscriptions.clone(),
+            requests(subscription_requests, &shutdown),
+            config(),
+        );
+        tokio::join!(
+            drive("FanoutTopic", topics),
+            drive("Subscription", subscriptions)
+        );
+    };
+    tokio::select! {
+        () = work => {}
+        () = watches.run(triggers) => tracing::error!("the watches ended"),
+    }
+}
+
+/// A controller's queue, which ends with `shutdown`.
+fn requests<K: Resource>(
+    queue: UnboundedReceiver<ObjectRef<K>>,
+    shutdown: &CancellationToken,
+) -> impl Stream<Item = Result<ObjectRef<K>, Infallible>> {
+    queue.take_until(shutdown.clone().cancelled_owned()).map(Ok)
+}
+
+fn config() -> Config {
+    Config::default()
+        .debounce(DEBOUNCE)
+        .concurrency(CONCURRENCY)
+}
+
+/// Runs a controller's stream to its end; the one place where failed passes are logged.
+async fn drive<K, S>(kind: &'static str, stream: S)
+where
+    K: Resource<DynamicType = ()>,
+    S: Stream<Item = Result<(ObjectRef<K>, Action), ControllerError<Error, Infallible>>>,
+{
+    stream
+        .for_each(|result| async move {
+            match result {
+                Ok((object, action)) => tracing::debug!(kind, %object, ?action, "reconciled"),
+                Err(ControllerError::ReconcilerFailed(error, object)) => {
+                    let causes = causes(&error);
+                    if error.class() == Class::Conflict {
+                        tracing::info!(kind, %object, error = causes, "written by somebody else at the same time; again");
+                    } else {
+                        tracing::warn!(kind, %object, error = causes, "reconcile failed");
+                    }
+                }
+                Err(ControllerError::ObjectNotFound(object)) => tracing::debug!(kind, %object, "object is gone"),
+                Err(error) => tracing::warn!(kind, %error, "controller"),
+            }
+        })
+        .await;
+}
+
+/// An error with its causes in one line.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// When to try a failed pass again.
+fn retry<K>(object: &DeserializeGuard<K>, error: &Error, ctx: &Context) -> Action
+where
+    K: Resource<DynamicType = ()>,
+    DeserializeGuard<K>: Resource<DynamicType = ()>,
+{
+    match error.class() {
+        Class::Invalid => Action::await_change(),
+        Class::Conflict => Action::requeue(CONFLICT_DELAY),
+        Class::Transient => ctx.retries.next(object),
+    }
+}

@@ -1,0 +1,376 @@
+//! Reconciles a Subscription: its group, its position, its worker, and what is said about it. The worker's objects are the
+//! FanoutTopic's.
+
+mod observe;
+pub(crate) mod position;
+pub(crate) mod status;
+pub(crate) mod validate;
+
+use super::conditions::{self, Finding};
+use super::error::{Class, Error};
+use super::fanout_topic::validate::ValidTopic;
+use super::fanout_topic::{self, status::Identity};
+use super::workers::Pods;
+use super::{events, reports};
+use crate::apply;
+use crate::context::{Context, safety_net};
+use crate::placement::Placeable;
+use crate::stores::GuardedSubscription;
+use fanout_contract::names;
+use fanout_crds::condition::{POSITION_INITIALIZED, READY, STALLED, reason};
+use fanout_crds::subscription::{Isolation, Sink};
+use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use kube::api::Api;
+use kube::runtime::controller::Action;
+use observe::Group;
+use status::{Outcome, Progress, Worker};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Look again at what is not settled, should no event tell.
+const UNSETTLED: Duration = Duration::from_secs(30);
+
+/// One pass.
+pub(crate) async fn reconcile(
+    object: Arc<GuardedSubscription>,
+    ctx: Arc<Context>,
+) -> Result<Action, Error> {
+    let subscription = object
+        .0
+        .as_ref()
+        .map_err(|invalid| Error::Undecodable(invalid.error.clone()))?;
+    let namespace = subscription.namespace().unwrap_or_default();
+    if subscription.metadata.deletion_timestamp.is_some()
+        || ctx
+            .is_terminating(&namespace)
+            .await
+            .map_err(Error::reading("the namespace"))?
+    {
+        return Ok(Action::await_change());
+    }
+    // The object as it is known to be stored: each write of the status in this pass goes on from the one before.
+    let mut subscription = subscription.clone();
+    let mut outcome = Outcome::starting(&subscription);
+    let converged = converge(&mut subscription, &ctx, &mut outcome).await;
+    match &converged {
+        Err(error) if error.namespace_terminating() => return Ok(Action::await_change()),
+        Err(error) if error.class() == Class::Conflict => {
+            return converged.map(|_| Action::await_change());
+        }
+        Err(error) => outcome.failure = Some(error.finding()),
+        Ok(_) => {}
+    }
+    let written = write_status(&ctx, &mut subscription, &outcome).await;
+    let next = converged?;
+    written?;
+    if matches!(next, Next::Retry) {
+        return Ok(ctx.retries.next(&subscription));
+    }
+    ctx.retries.forget(&subscription);
+    let conditions = subscription
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let settled = conditions::holds(conditions, READY) || conditions::holds(conditions, STALLED);
+    let offsets_configured = conditions::get(conditions, POSITION_INITIALIZED)
+        .is_some_and(|it| it.reason == reason::START_OFFSETS_CONFIGURED);
+    Ok(if settled && !offsets_configured {
+        safety_net()
+    } else {
+        Action::requeue(UNSETTLED)
+    })
+}
+
+/// How to go on after a pass that did not fail.
+enum Next {
+    /// Events tell.
+    Wait,
+    /// Kafka did not answer: later.
+    Retry,
+}
+
+impl Outcome {
+    /// Nothing found yet: everything recorded stays.
+    fn starting(subscription: &Subscription) -> Self {
+        let status = subscription.status.clone().unwrap_or_default();
+        Self {
+            progress: Progress::shown(&status),
+            group_id: status.group_id,
+            placement: status.placement,
+            positions: status.positions,
+            ..Self::default()
+        }
+    }
+}
+
+/// Writes the status if it differs, and leaves it in `subscription`.
+async fn write_status(
+    ctx: &Context,
+    subscription: &mut Subscription,
+    outcome: &Outcome,
+) -> Result<(), Error> {
+    let mut next = status::next(subscription, outcome, Timestamp::now());
+    let changed = subscription.status.as_ref() != Some(&next);
+    reports::show_progress(ctx, subscription, &mut next, changed);
+    if subscription.status.as_ref() == Some(&next) {
+        return Ok(());
+    }
+    let api: Api<Subscription> = Api::namespaced(
+        ctx.client.clone(),
+        &subscription.namespace().unwrap_or_default(),
+    );
+    apply::status(&api, subscription, &next).await?;
+    let old = subscription.status.replace(next).unwrap_or_default();
+    let new = subscription
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    events::publish(ctx, subscription, &old.conditions, new).await;
+    Ok(())
+}
+
+async fn converge(
+    subscription: &mut Subscription,
+    ctx: &Context,
+    outcome: &mut Outcome,
+) -> Result<Next, Error> {
+    let namespace = subscription.namespace().unwrap_or_default();
+    let secrets = |secret: &str| ctx.stores.secret(&namespace, secret);
+    let guard = ctx.stores.guard(&ctx.settings.egress_allowed);
+    outcome.invalid = validate::validate(subscription, &secrets, &guard).err();
+
+    if outcome.group_id.is_none() {
+        // Before anything uses it: whatever changes later (the prefix, the rule for names), the group stays.
+        outcome.group_id = Some(names::group_id(
+            &ctx.settings.kafka_prefix,
+            &namespace,
+            &subscription.name_any(),
+        ));
+        write_status(ctx, subscription, outcome).await?;
+    }
+
+    let name = subscription.spec.topic_ref.name.clone();
+    let Some(topic) = ctx.stores.topic(&namespace, &name) else {
+        outcome.position = Some(Finding::no(
+            reason::TOPIC_NOT_FOUND,
+            format!("FanoutTopic {name} does not exist"),
+        ));
+        return Ok(Next::Wait);
+    };
+    outcome.worker = worker(ctx, subscription, outcome);
+    let position = initialise(subscription, ctx, &topic, outcome).await?;
+    if initialised(subscription, outcome) {
+        outcome.placement = Some(place(ctx, subscription, &topic));
+        outcome.worker = worker(ctx, subscription, outcome);
+    }
+    Ok(position)
+}
+
+fn initialised(subscription: &Subscription, outcome: &Outcome) -> bool {
+    let before = subscription
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    outcome.position.as_ref().map_or_else(
+        || conditions::holds(before, POSITION_INITIALIZED),
+        Finding::holds,
+    )
+}
+
+/// Sees to it that the group has an offset for every partition.
+async fn initialise(
+    subscription: &mut Subscription,
+    ctx: &Context,
+    topic: &FanoutTopic,
+    outcome: &mut Outcome,
+) -> Result<Next, Error> {
+    if !needs_kafka(subscription, outcome) {
+        return Ok(Next::Wait);
+    }
+    let identity = Identity::recorded(topic);
+    let namespace = topic.namespace().unwrap_or_default();
+    let secrets = |secret: &str| ctx.stores.secret(&namespace, secret);
+    let valid = fanout_topic::validate::validate(topic, &secrets, &ctx.settings.kafka_prefix);
+    let (Ok(valid), Some(topic_id), true) = (valid, &identity.topic_id, identity.is_complete())
+    else {
+        not_ready(subscription, outcome, topic);
+        return Ok(Next::Wait);
+    };
+    let group_id = outcome.group_id.clone().unwrap_or_default();
+    match position_of(subscription, ctx, &valid, (&group_id, topic_id), outcome).await? {
+        Ok(finding) => {
+            outcome.position = Some(finding);
+            Ok(Next::Wait)
+        }
+        Err(missing) => {
+            // What was initialised stays so while Kafka can't be asked.
+            if !initialised(subscription, outcome) {
+                outcome.position = Some(missing.finding());
+            }
+            Ok(Next::Retry)
+        }
+    }
+}
+
+fn not_ready(subscription: &Subscription, outcome: &mut Outcome, topic: &FanoutTopic) {
+    if !initialised(subscription, outcome) {
+        outcome.position = Some(Finding::no(
+            reason::TOPIC_NOT_READY,
+            format!("FanoutTopic {} is not ready", topic.name_any()),
+        ));
+    }
+}
+
+/// Once initialised and served, the worker commits and would tell of a partition without an offset. Nobody commits for a
+/// Subscription that is not served, and a group without members forgets its offsets.
+fn needs_kafka(subscription: &Subscription, outcome: &Outcome) -> bool {
+    let before = subscription
+        .status
+        .as_ref()
+        .map_or(&[][..], |status| &status.conditions);
+    let settled = conditions::get(before, POSITION_INITIALIZED)
+        .is_some_and(|finding| finding.holds() && finding.reason == reason::SUCCEEDED);
+    !settled || !is_served(subscription, outcome) || position_missing(subscription, outcome)
+}
+
+fn is_served(subscription: &Subscription, outcome: &Outcome) -> bool {
+    !subscription.spec.suspend
+        && outcome.invalid.is_none()
+        && outcome
+            .worker
+            .as_ref()
+            .is_some_and(|worker| worker.pods.ready > 0)
+}
+
+fn position_missing(subscription: &Subscription, outcome: &Outcome) -> bool {
+    let uid = subscription.uid().unwrap_or_default();
+    outcome
+        .worker
+        .iter()
+        .flat_map(|worker| &worker.reports)
+        .filter_map(|report| report.status.as_ref())
+        .flat_map(|status| &status.subscriptions)
+        .any(|entry| {
+            entry.uid == uid
+                && entry.reason == Some(fanout_contract::consumer::StopReason::PositionMissing)
+        })
+}
+
+async fn position_of(
+    subscription: &mut Subscription,
+    ctx: &Context,
+    topic: &ValidTopic,
+    (group_id, topic_id): (&str, &str),
+    outcome: &mut Outcome,
+) -> Result<Result<Finding, observe::Missing>, Error> {
+    let cluster = match ctx.clusters.get(&topic.producer.params).await {
+        Ok(cluster) => cluster,
+        Err(error) => return Ok(Err(error.into())),
+    };
+    let group = Group {
+        cluster: &cluster,
+        group_id,
+        topic: &topic.log.topic,
+        topic_id,
+    };
+    let observed = match group.observe().await {
+        Ok(observed) => observed,
+        Err(missing) => return Ok(Err(missing)),
+    };
+    let recorded = position::recorded(&outcome.positions);
+    let mut all = match group
+        .complete(&observed, &recorded, &subscription.spec.start_from)
+        .await
+    {
+        Ok(all) => all,
+        Err(missing) => return Ok(Err(missing)),
+    };
+    if !is_served(subscription, outcome) {
+        all = position::saved(&all, &observed.committed);
+    }
+    if all != recorded {
+        outcome.positions = position::to_record(&all);
+        write_status(ctx, subscription, outcome).await?;
+    }
+    if !position::incomplete(observed.partitions, &observed.committed) {
+        return Ok(Ok(Finding::yes(reason::SUCCEEDED, "")));
+    }
+    Ok(group.commit(&all).await)
+}
+
+fn place(ctx: &Context, subscription: &Subscription, topic: &FanoutTopic) -> String {
+    let siblings = ctx.stores.subscriptions_of(
+        &subscription.namespace().unwrap_or_default(),
+        &topic.name_any(),
+    );
+    let known: Vec<_> = siblings
+        .iter()
+        .filter_map(|object| object.0.as_ref().ok())
+        .filter_map(|sibling| {
+            let status: Option<&SubscriptionStatus> = sibling.status.as_ref();
+            Some((
+                sibling.metadata.uid.as_deref()?,
+                status.and_then(|status| status.placement.as_deref()),
+            ))
+        })
+        .collect();
+    let name = subscription.name_any();
+    ctx.placements.place(
+        topic.metadata.uid.as_deref().unwrap_or_default(),
+        subscription.metadata.uid.as_deref().unwrap_or_default(),
+        Placeable {
+            topic: &topic.name_any(),
+            name: &name,
+            dedicated: subscription.spec.isolation == Isolation::Dedicated,
+            recorded: subscription
+                .status
+                .as_ref()
+                .and_then(|status| status.placement.as_deref()),
+        },
+        &known,
+    )
+}
+
+/// The worker that the outcome names, as it is now.
+fn worker(ctx: &Context, subscription: &Subscription, outcome: &Outcome) -> Option<Worker> {
+    let namespace = subscription.namespace().unwrap_or_default();
+    let name = outcome.placement.as_ref()?;
+    let deployment = ctx.stores.deployment(&namespace, name);
+    let reports = reports::consumers(ctx, &namespace, name);
+    let hash = deployment.as_ref().and_then(|deployment| {
+        deployment
+            .annotations()
+            .get(names::CONFIG_ANNOTATION)
+            .cloned()
+    });
+    let overdue = ctx
+        .pushes
+        .overdue(&format!("{namespace}/{name}"), hash.as_deref(), &reports);
+    Some(Worker {
+        pods: Pods::of(deployment.as_deref()),
+        reports,
+        overdue,
+    })
+}
+
+/// What a failed pass means for the next one.
+pub(crate) fn error_policy(
+    object: Arc<GuardedSubscription>,
+    error: &Error,
+    ctx: Arc<Context>,
+) -> Action {
+    super::retry(&*object, error, &ctx)
+}
+
+/// Secrets that a Subscription refers to, by name.
+pub(crate) fn secret_names(subscription: &Subscription) -> Vec<&str> {
+    let Sink::Webhook(webhook) = &subscription.spec.sink;
+    webhook
+        .signing
+        .iter()
+        .flat_map(|signing| &signing.secret_refs)
+        .map(|reference| reference.name.as_str())
+        .collect()
+}

@@ -1,0 +1,309 @@
+//! The status of a Subscription from what one pass found. Pure; runs on success and on failure alike.
+
+use crate::controllers::conditions::{self, Finding};
+use crate::controllers::error::Invalid;
+use crate::controllers::workers::{Pods, Report};
+use fanout_contract::consumer::{
+    ConsumerStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported,
+};
+use fanout_crds::condition::{
+    DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, SINK_ACCEPTED, STALLED,
+    WORKERS_AVAILABLE, reason,
+};
+use fanout_crds::subscription::Position;
+use fanout_crds::{Subscription, SubscriptionStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+/// What one pass found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// Why the spec can't be used.
+    pub(crate) invalid: Option<Invalid>,
+    /// Reason and message of a failure that is tried again.
+    pub(crate) failure: Option<(&'static str, String)>,
+    /// Consumer group, once decided.
+    pub(crate) group_id: Option<String>,
+    /// Worker, once decided.
+    pub(crate) placement: Option<String>,
+    /// Recorded positions.
+    pub(crate) positions: Vec<Position>,
+    /// Whether every partition has an offset; `None`: not asked.
+    pub(crate) position: Option<Finding>,
+    /// The worker; `None`: not looked at.
+    pub(crate) worker: Option<Worker>,
+    /// What the progress columns shall show.
+    pub(crate) progress: Progress,
+}
+
+/// The worker of a Subscription.
+#[derive(Clone, Debug)]
+pub(crate) struct Worker {
+    /// Counts.
+    pub(crate) pods: Pods,
+    /// What each ready pod reports.
+    pub(crate) reports: Vec<Report<ConsumerStatus>>,
+    /// True when the worker has not taken over its whole configuration for so long that it must be said, although it
+    /// runs this Subscription's generation (a rotated secret, another broker address).
+    pub(crate) overdue: bool,
+}
+
+/// The progress columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Progress {
+    /// Log records not yet completed.
+    pub(crate) depth: Option<i64>,
+    /// Kafka timestamp of the oldest of them.
+    pub(crate) oldest_event_time: Option<Time>,
+    /// Events completed per second.
+    pub(crate) rate_per_second: Option<i64>,
+}
+
+impl Progress {
+    /// As the status shows it.
+    pub(crate) fn shown(status: &SubscriptionStatus) -> Self {
+        Self {
+            depth: status.depth,
+            oldest_event_time: status.oldest_event_time.clone(),
+            rate_per_second: status.rate_per_second,
+        }
+    }
+}
+
+/// The next status of `subscription`.
+pub(crate) fn next(
+    subscription: &Subscription,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> SubscriptionStatus {
+    let old = subscription.status.clone().unwrap_or_default();
+    let generation = subscription.metadata.generation.unwrap_or_default();
+    let before = |kind| conditions::get(&old.conditions, kind).unwrap_or_else(pending);
+    let reported = reported(subscription, outcome.worker.as_ref());
+    let position = outcome
+        .position
+        .clone()
+        .unwrap_or_else(|| before(POSITION_INITIALIZED));
+    let sink = sink_accepted(outcome, &reported);
+    let workers = outcome.worker.as_ref().map_or_else(
+        || before(WORKERS_AVAILABLE),
+        |worker| workers_available(worker, &reported, generation, &before(WORKERS_AVAILABLE)),
+    );
+    let delivering = delivering(&reported).unwrap_or_else(|| before(DELIVERING));
+    let stalled = stalled(outcome, &reported);
+    let ready = ready(
+        subscription,
+        outcome,
+        &stalled,
+        [&position, &sink, &workers],
+    );
+    let reconciling = if ready.holds() || stalled.holds() {
+        Finding::no(reason::SUCCEEDED, "")
+    } else {
+        Finding::yes(reason::PROGRESSING, ready.message.clone())
+    };
+    SubscriptionStatus {
+        observed_generation: Some(generation),
+        conditions: conditions::merge(
+            &old.conditions,
+            generation,
+            now,
+            vec![
+                (READY, ready),
+                (RECONCILING, reconciling),
+                (STALLED, stalled),
+                (POSITION_INITIALIZED, position),
+                (SINK_ACCEPTED, sink),
+                (WORKERS_AVAILABLE, workers),
+                (DELIVERING, delivering),
+            ],
+        ),
+        sink: Some(subscription.spec.sink.kind().to_owned()),
+        group_id: outcome.group_id.clone().or(old.group_id),
+        positions: outcome.positions.clone(),
+        depth: outcome.progress.depth,
+        oldest_event_time: outcome.progress.oldest_event_time.clone(),
+        rate_per_second: outcome.progress.rate_per_second,
+        placement: outcome.placement.clone().or(old.placement),
+        workers: outcome
+            .worker
+            .as_ref()
+            .map_or(old.workers, |worker| Some(worker.pods.column())),
+    }
+}
+
+fn pending() -> Finding {
+    Finding::unknown(reason::PENDING, "")
+}
+
+/// What the pods of its worker report of this Subscription: `None` for a pod whose status is not known, `Some(None)` for
+/// one that does not have it.
+fn reported<'a>(
+    subscription: &Subscription,
+    worker: Option<&'a Worker>,
+) -> Vec<Option<Option<&'a Reported>>> {
+    let uid = subscription.uid().unwrap_or_default();
+    worker
+        .into_iter()
+        .flat_map(|worker| &worker.reports)
+        .map(|report| {
+            report
+                .status
+                .as_ref()
+                .map(|status| status.subscriptions.iter().find(|entry| entry.uid == uid))
+        })
+        .collect()
+}
+
+fn entries<'a>(reported: &'a [Option<Option<&'a Reported>>]) -> impl Iterator<Item = &'a Reported> {
+    reported.iter().filter_map(|pod| pod.flatten())
+}
+
+/// Reasons that say that the sink can't be used as it is.
+const fn is_sink_problem(reason: StopReason) -> bool {
+    matches!(
+        reason,
+        StopReason::EndpointGone | StopReason::AddressRefused | StopReason::SinkInvalid
+    )
+}
+
+/// Reasons that only a human mends.
+const fn needs_human(reason: StopReason) -> bool {
+    is_sink_problem(reason) || matches!(reason, StopReason::FilterInvalid)
+}
+
+const fn stop_reason(reason: StopReason) -> &'static str {
+    match reason {
+        StopReason::EndpointGone => reason::ENDPOINT_GONE,
+        StopReason::AddressRefused => reason::ADDRESS_REFUSED,
+        StopReason::FilterInvalid => reason::FILTER_INVALID,
+        StopReason::SinkInvalid => reason::SINK_INVALID,
+        StopReason::PositionMissing => reason::PENDING,
+        StopReason::BrokerUnavailable => reason::BROKER_UNREACHABLE,
+        StopReason::DeliveryFailing => reason::DELIVERY_FAILING,
+        StopReason::PrefixFull => reason::PREFIX_FULL,
+    }
+}
+
+fn stopped<'a>(
+    reported: &'a [Option<Option<&'a Reported>>],
+    which: impl Fn(StopReason) -> bool,
+) -> Option<(StopReason, &'a Reported)> {
+    entries(reported)
+        .filter(|entry| entry.state == SubscriptionState::Stopped)
+        .find_map(|entry| {
+            entry
+                .reason
+                .filter(|reason| which(*reason))
+                .map(|reason| (reason, entry))
+        })
+}
+
+fn sink_accepted(outcome: &Outcome, reported: &[Option<Option<&Reported>>]) -> Finding {
+    if let Some(invalid) = &outcome.invalid
+        && invalid.reason != reason::FILTER_INVALID
+    {
+        return Finding::no(invalid.reason, &invalid.message);
+    }
+    if let Some((reason, entry)) = stopped(reported, is_sink_problem) {
+        return Finding::no(
+            stop_reason(reason),
+            entry.message.clone().unwrap_or_default(),
+        );
+    }
+    Finding::yes(reason::SUCCEEDED, "")
+}
+
+fn workers_available(
+    worker: &Worker,
+    reported: &[Option<Option<&Reported>>],
+    generation: i64,
+    before: &Finding,
+) -> Finding {
+    if worker.pods.ready == 0 {
+        return Finding::no(
+            reason::PODS_NOT_READY,
+            format!("0 of {} pods are ready", worker.pods.wanted),
+        );
+    }
+    if reported.is_empty() || reported.contains(&None) {
+        // One answer that is missing is no news.
+        return if before.holds() {
+            before.clone()
+        } else {
+            Finding::unknown(
+                reason::STATUS_UNKNOWN,
+                "/status of the worker was not read yet",
+            )
+        };
+    }
+    let current = |pod: &Option<Option<&Reported>>| {
+        pod.flatten().is_some_and(|entry| {
+            entry.generation == generation && entry.state != SubscriptionState::Starting
+        })
+    };
+    if !reported.iter().all(current) || worker.overdue {
+        return Finding::no(
+            reason::CONFIGURATION_PENDING,
+            "the worker does not run the current configuration yet",
+        );
+    }
+    Finding::yes(reason::SUCCEEDED, "")
+}
+
+/// `None` while nothing says otherwise than before.
+fn delivering(reported: &[Option<Option<&Reported>>]) -> Option<Finding> {
+    let failing = entries(reported).find(|entry| {
+        entry.state == SubscriptionState::Stopped
+            || entry.delivering == Some(false)
+            || entry.reason == Some(StopReason::PrefixFull)
+    });
+    if let Some(entry) = failing {
+        let reason = entry.reason.map_or(reason::DELIVERY_FAILING, stop_reason);
+        return Some(Finding::no(
+            reason,
+            entry.message.clone().unwrap_or_default(),
+        ));
+    }
+    entries(reported)
+        .any(|entry| entry.delivering == Some(true))
+        .then(|| Finding::yes(reason::SUCCEEDED, ""))
+}
+
+fn stalled(outcome: &Outcome, reported: &[Option<Option<&Reported>>]) -> Finding {
+    if let Some(invalid) = &outcome.invalid {
+        return Finding::yes(invalid.reason, &invalid.message);
+    }
+    if let Some((reason, entry)) = stopped(reported, needs_human) {
+        return Finding::yes(
+            stop_reason(reason),
+            entry.message.clone().unwrap_or_default(),
+        );
+    }
+    Finding::no(reason::SUCCEEDED, "")
+}
+
+fn ready(
+    subscription: &Subscription,
+    outcome: &Outcome,
+    stalled: &Finding,
+    needed: [&Finding; 3],
+) -> Finding {
+    if stalled.holds() {
+        return Finding::no(&stalled.reason, &stalled.message);
+    }
+    if let Some((reason, message)) = &outcome.failure {
+        return Finding::no(*reason, message);
+    }
+    if let Some(missing) = needed.into_iter().find(|finding| !finding.holds()) {
+        return Finding::no(&missing.reason, &missing.message);
+    }
+    if subscription.spec.suspend {
+        return Finding::yes(
+            reason::SUSPENDED,
+            "nothing is delivered; the position is kept",
+        );
+    }
+    Finding::yes(reason::SUCCEEDED, "")
+}

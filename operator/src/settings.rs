@@ -1,0 +1,18 @@
+//! What the platform team chose when it installed the operator: parsed once, passed down, never read from elsewhere.
+
+use ipnet::IpNet;
+
+/// Settings of this installation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Image of relay pods.
+    pub(crate) relay_image: String,
+    /// Image of consumer pods.
+    pub(crate) consumers_image: String,
+    /// Pull policy of both; absent: the cluster's default.
+    pub(crate) image_pull_policy: Option<String>,
+    /// Precedes Kafka topics and groups that the operator names.
+    pub(crate) kafka_prefix: String,
+    /// Private ranges that sinks may connect to.
+    pub(crate) egress_allowed: Vec<IpNet>,
+}

@@ -1,0 +1,165 @@
+//! What the operator watches, readable by everybody who reconciles.
+
+use fanout_contract::consumer::Egress;
+use fanout_contract::names;
+use fanout_crds::{FanoutTopic, Subscription};
+use fanout_runtime::guard::Guard;
+use ipnet::IpNet;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::ResourceExt;
+use kube::core::DeserializeGuard;
+use kube::runtime::reflector::store::WriterDropped;
+use kube::runtime::reflector::{ObjectRef, Store};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// A FanoutTopic that may be undecodable.
+pub(crate) type GuardedTopic = DeserializeGuard<FanoutTopic>;
+/// A Subscription that may be undecodable.
+pub(crate) type GuardedSubscription = DeserializeGuard<Subscription>;
+
+/// The watch caches.
+#[derive(Clone)]
+pub(crate) struct Stores {
+    /// All FanoutTopics.
+    pub(crate) topics: Store<GuardedTopic>,
+    /// All Subscriptions.
+    pub(crate) subscriptions: Store<GuardedSubscription>,
+    /// Secrets with the credentials label.
+    pub(crate) secrets: Store<Secret>,
+    /// Pods of workers.
+    pub(crate) pods: Store<Pod>,
+    /// Deployments of workers.
+    pub(crate) deployments: Store<Deployment>,
+    /// The Service `kubernetes`.
+    pub(crate) api_service: Store<Service>,
+    /// The endpoints behind it.
+    pub(crate) api_endpoints: Store<EndpointSlice>,
+}
+
+impl Stores {
+    /// Waits until every cache holds what the API server has.
+    pub(crate) async fn wait_until_ready(&self) -> Result<(), WriterDropped> {
+        tokio::try_join!(
+            self.topics.wait_until_ready(),
+            self.subscriptions.wait_until_ready(),
+            self.secrets.wait_until_ready(),
+            self.pods.wait_until_ready(),
+            self.deployments.wait_until_ready(),
+            self.api_service.wait_until_ready(),
+            self.api_endpoints.wait_until_ready(),
+        )?;
+        Ok(())
+    }
+
+    /// The decodable FanoutTopic of that name.
+    pub(crate) fn topic(&self, namespace: &str, name: &str) -> Option<FanoutTopic> {
+        let found = self.topics.get(&ObjectRef::new(name).within(namespace))?;
+        found.0.as_ref().ok().cloned()
+    }
+
+    /// All decodable FanoutTopics.
+    pub(crate) fn topics(&self) -> Vec<FanoutTopic> {
+        self.topics
+            .state()
+            .iter()
+            .filter_map(|object| object.0.as_ref().ok().cloned())
+            .collect()
+    }
+
+    /// The decodable Subscriptions of a FanoutTopic that are not being deleted, sorted by name.
+    pub(crate) fn subscriptions_of(
+        &self,
+        namespace: &str,
+        topic: &str,
+    ) -> Vec<Arc<GuardedSubscription>> {
+        let mut found = self.subscriptions.state_filter(|object| {
+            object.0.as_ref().is_ok_and(|subscription| {
+                subscription.spec.topic_ref.name == topic
+                    && subscription.metadata.namespace.as_deref() == Some(namespace)
+                    && subscription.metadata.deletion_timestamp.is_none()
+            })
+        });
+        found.sort_by_key(|object| object.name_any());
+        found
+    }
+
+    /// A Secret that may be referred to.
+    pub(crate) fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.secrets.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// The Deployment of a worker.
+    pub(crate) fn deployment(&self, namespace: &str, name: &str) -> Option<Arc<Deployment>> {
+        self.deployments
+            .get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// The pods of one worker that are neither ended nor ending.
+    pub(crate) fn pods_of(&self, namespace: &str, worker: &str) -> Vec<Arc<Pod>> {
+        self.pods.state_filter(|pod| {
+            pod.metadata.namespace.as_deref() == Some(namespace)
+                && pod.labels().get(names::WORKER_LABEL).map(String::as_str) == Some(worker)
+                && is_live(pod)
+        })
+    }
+
+    /// Addresses of the API server: its Service and what is behind it.
+    pub(crate) fn api_server_addresses(&self) -> BTreeSet<IpAddr> {
+        let service = self.api_service.state();
+        let cluster_ips = service
+            .iter()
+            .filter_map(|service| service.spec.as_ref())
+            .flat_map(|spec| spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip));
+        let slices = self.api_endpoints.state();
+        let endpoints = slices
+            .iter()
+            .flat_map(|slice| &slice.endpoints)
+            .flat_map(|endpoint| &endpoint.addresses);
+        cluster_ips
+            .chain(endpoints)
+            .filter_map(|text| text.parse().ok())
+            .collect()
+    }
+
+    /// What workers are told about addresses.
+    pub(crate) fn egress(&self, allowed: &[IpNet]) -> Egress {
+        Egress {
+            allowed_cidrs: allowed.iter().map(ToString::to_string).collect(),
+            refused_cidrs: self
+                .api_server_addresses()
+                .into_iter()
+                .map(|address| IpNet::from(address).to_string())
+                .collect(),
+        }
+    }
+
+    /// The same judgement for the operator's own check of URLs.
+    pub(crate) fn guard(&self, allowed: &[IpNet]) -> Guard {
+        let refused: Vec<IpNet> = self
+            .api_server_addresses()
+            .into_iter()
+            .map(IpNet::from)
+            .collect();
+        Guard::new(allowed, &refused)
+    }
+}
+
+fn is_live(pod: &Pod) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// True when the pod's condition `Ready` holds.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    pod.status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

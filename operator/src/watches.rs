@@ -1,0 +1,199 @@
+//! One watch per kind, shared by both controllers: fills a cache and tells the triggers.
+
+use crate::controllers::{Addresses, Triggers};
+use crate::stores::{GuardedSubscription, GuardedTopic, Stores};
+use fanout_contract::names;
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::store::Writer;
+use kube::runtime::reflector::{Lookup, store};
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::runtime::{WatchStreamExt, reflector};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+/// What happened to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// Created, changed, or seen for the first time.
+    Applied,
+    /// Deleted.
+    Deleted,
+}
+
+/// Is told of changes after the cache has them.
+pub(crate) trait Handler<K>: Send + Sync {
+    /// An object changed.
+    fn changed(&self, object: &K, change: Change);
+    /// The watch began anew: objects may have been deleted unseen.
+    fn restarted(&self);
+}
+
+/// The watches before they run.
+pub(crate) struct Watches {
+    client: Client,
+    topics: Writer<GuardedTopic>,
+    subscriptions: Writer<GuardedSubscription>,
+    secrets: Writer<Secret>,
+    pods: Writer<Pod>,
+    deployments: Writer<Deployment>,
+    api_service: Writer<Service>,
+    api_endpoints: Writer<EndpointSlice>,
+}
+
+impl Watches {
+    /// The watches, and the caches they will fill.
+    pub(crate) fn new(client: Client) -> (Self, Stores) {
+        let (topics_store, topics) = store();
+        let (subscriptions_store, subscriptions) = store();
+        let (secrets_store, secrets) = store();
+        let (pods_store, pods) = store();
+        let (deployments_store, deployments) = store();
+        let (api_service_store, api_service) = store();
+        let (api_endpoints_store, api_endpoints) = store();
+        let watches = Self {
+            client,
+            topics,
+            subscriptions,
+            secrets,
+            pods,
+            deployments,
+            api_service,
+            api_endpoints,
+        };
+        let stores = Stores {
+            topics: topics_store,
+            subscriptions: subscriptions_store,
+            secrets: secrets_store,
+            pods: pods_store,
+            deployments: deployments_store,
+            api_service: api_service_store,
+            api_endpoints: api_endpoints_store,
+        };
+        (watches, stores)
+    }
+
+    /// Watches for ever. A watch that fails begins anew, with growing delays.
+    pub(crate) async fn run(self, triggers: Arc<Triggers>) {
+        let all = watcher::Config::default();
+        let labelled = |selector: &str| watcher::Config::default().labels(selector);
+        let credentials = labelled(&format!("{}=true", names::CREDENTIALS_LABEL));
+        let workers = labelled(names::WORKER_LABEL);
+        let client = &self.client;
+        let (kubernetes, slices) = (
+            watcher::Config::default().fields("metadata.name=kubernetes"),
+            labelled("kubernetes.io/service-name=kubernetes"),
+        );
+        let addresses = Arc::new(Addresses(Arc::clone(&triggers)));
+        tokio::join!(
+            watch(
+                Api::all(client.clone()),
+                all.clone(),
+                self.topics,
+                &*triggers
+            ),
+            watch(
+                Api::all(client.clone()),
+                all,
+                self.subscriptions,
+                &*triggers
+            ),
+            watch(
+                Api::all(client.clone()),
+                credentials,
+                self.secrets,
+                &*triggers
+            ),
+            watch(
+                Api::all(client.clone()),
+                workers.clone(),
+                self.pods,
+                &*triggers
+            ),
+            watch(
+                Api::all(client.clone()),
+                workers.clone(),
+                self.deployments,
+                &*triggers
+            ),
+            watch(
+                Api::namespaced(client.clone(), "default"),
+                kubernetes,
+                self.api_service,
+                &*addresses
+            ),
+            watch(
+                Api::namespaced(client.clone(), "default"),
+                slices,
+                self.api_endpoints,
+                &*addresses
+            ),
+            follow::<ServiceAccount>(client, workers.clone(), &*triggers),
+            follow::<ConfigMap>(client, workers.clone(), &*triggers),
+            follow::<Secret>(client, workers, &*triggers),
+        );
+    }
+}
+
+/// Keeps a cache, and tells of changes.
+async fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    writer: Writer<K>,
+    handler: &impl Handler<K>,
+) where
+    K: Resource<DynamicType = ()>
+        + Lookup<DynamicType = ()>
+        + Clone
+        + DeserializeOwned
+        + Debug
+        + Send
+        + Sync
+        + 'static,
+{
+    tell(
+        reflector(writer, watcher(api, config).default_backoff()),
+        handler,
+    )
+    .await;
+}
+
+/// Tells of changes without a cache: metadata is enough to know that somebody touched an object.
+async fn follow<K>(
+    client: &Client,
+    config: watcher::Config,
+    handler: &impl Handler<PartialObjectMeta<K>>,
+) where
+    K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Send
+        + 'static,
+{
+    let api: Api<PartialObjectMeta<K>> = Api::all(client.clone());
+    tell(watcher(api, config).default_backoff(), handler).await;
+}
+
+async fn tell<K: Resource<DynamicType = ()>>(
+    stream: impl futures::Stream<Item = watcher::Result<Event<K>>>,
+    handler: &impl Handler<K>,
+) {
+    let kind = K::kind(&()).into_owned();
+    let mut stream = std::pin::pin!(stream);
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(Event::Apply(object) | Event::InitApply(object)) => {
+                handler.changed(&object, Change::Applied)
+            }
+            Ok(Event::Delete(object)) => handler.changed(&object, Change::Deleted),
+            Ok(Event::Init) => {}
+            Ok(Event::InitDone) => handler.restarted(),
+            Err(error) => tracing::warn!(kind, %error, "watch interrupted"),
+        }
+    }
+}
