@@ -64,7 +64,8 @@ fi
 
 # --- Network. There is no default route, so nothing can leave the node but towards the machine's own end of the cable.
 ip link set lo up
-ip link add fanout0 type bridge
+# With no address of its own a bridge takes that of a port, and changes it as pods come and go: the machine would talk to nobody.
+ip link add fanout0 address 02:fa:00:00:00:01 type bridge
 ip address add "$node_address/24" dev fanout0
 ip link set fanout0 up
 # Service addresses exist only in firewall rules; a route makes the kernel accept them as destinations.
@@ -132,5 +133,6 @@ supervise kube-scheduler kube-scheduler --kubeconfig="$config" --authentication-
 
 supervise kube-proxy kube-proxy --config=/run/node/conf/kube-proxy.yaml
 
-# Bash collects the processes that lose their parent while it waits; the components never end.
-while :; do wait || true; done
+# Bash collects the processes that lose their parent while it waits. It waits for ever: the components are started again.
+wait
+die "every component has been stopped from outside"

@@ -7,6 +7,7 @@ Prints the image's reference and the archive's path.
 """
 
 import argparse
+import fnmatch
 import hashlib
 import io
 import json
@@ -51,9 +52,10 @@ def arguments():
     parser.add_argument("--tag", help="instead of the content's hash")
     parser.add_argument("--binary", action="append", default=[], metavar="SOURCE:TARGET",
                         help="a program, packed stripped, with the shared libraries that ldd names")
-    parser.add_argument("--file", action="append", default=[], metavar="SOURCE:TARGET")
-    parser.add_argument("--tree", action="append", default=[], metavar="SOURCE:TARGET",
-                        help="a folder with everything in it; the libraries its programs need are packed too")
+    parser.add_argument("--file", action="append", default=[], metavar="SOURCE:TARGET",
+                        help="a file as it is; if it is a program, with its shared libraries")
+    parser.add_argument("--tree", action="append", default=[], metavar="SOURCE:TARGET", help="the same for a folder's files; links are followed")
+    parser.add_argument("--exclude", action="append", default=[], metavar="PATTERN", help="names in the folders of --tree that are left out")
     parser.add_argument("--ca-certificates", action="store_true", help="the machine's public certificate authorities, for TLS to public addresses")
     parser.add_argument("--entrypoint", type=json.loads, default=None, help="a JSON list")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
@@ -72,18 +74,15 @@ def collect(options):
     for source, target in map(split, options.binary):
         entries[target] = (stripped(source), 0o755)
         programs.append(source)
-    for source, target in map(split, options.file):
-        entries[target] = (source, 0o644)
+    files = list(map(split, options.file))
     for source, target in map(split, options.tree):
-        for folder, _, names in os.walk(source):
-            for name in names:
-                path = os.path.join(folder, name)
-                mode = 0o755 if os.access(path, os.X_OK) else 0o644
-                entries[os.path.join(target, os.path.relpath(path, source))] = (path, mode)
-                if is_elf(path):
-                    programs.append(path)
+        files += tree(source, target, options.exclude)
+    for path, target in files:
+        entries[target] = (path, 0o755 if os.access(path, os.X_OK) else 0o644)
+        if is_elf(path):
+            programs.append(path)
     packed = {os.path.realpath(source) for source, _ in entries.values() if isinstance(source, str)}
-    for library, path in sorted(libraries(programs).items()):
+    for library, path in sorted(libraries(programs, {os.path.basename(path) for path in packed}).items()):
         if os.path.realpath(path) not in packed:
             entries.setdefault(library.lstrip("/"), (path, 0o755))
     if options.ca_certificates:
@@ -100,9 +99,17 @@ def split(pair):
     return source, target.lstrip("/")
 
 
+def tree(source, target, excluded):
+    for folder, folders, names in os.walk(source, followlinks=True):
+        wanted = lambda name: not any(fnmatch.fnmatch(name, pattern) for pattern in excluded)
+        folders[:] = filter(wanted, folders)
+        for name in filter(wanted, names):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):  # and no link to nowhere
+                yield path, os.path.join(target, os.path.relpath(path, source))
+
+
 def is_elf(path):
-    if not os.path.isfile(path):
-        return False
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
@@ -115,15 +122,15 @@ def stripped(path):
             return file.read()
 
 
-def libraries(programs):
-    """The shared libraries of the programs and the loader, by the path the programs look for them."""
+def libraries(programs, packed):
+    """The shared libraries of the programs and the loader, by the path the programs look for them; not those already packed by name."""
     found = {}
     for program in programs:
         answer = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
         if answer.returncode != 0:  # a static program
             continue
         for line in answer.stdout.splitlines():
-            if "not found" in line:
+            if "not found" in line and line.split()[0] not in packed:
                 sys.exit(f"error: {program} needs a library that is not on this machine: {line.strip()}")
             path = re.search(r"(/\S+) \(0x", line)
             if path:
@@ -172,7 +179,7 @@ def image_config(options, layer_digest):
         "created": created,
         "config": {
             "Entrypoint": options.entrypoint,
-            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"] + options.env,
+            "Env": options.env,
             "User": f"{NOBODY}:{NOBODY}",
             "WorkingDir": "/",
         },
@@ -191,10 +198,10 @@ def write_archive(path, layer, config, digest, reference):
 
 
 def remove_old(folder, base, keep):
-    """Archives of the same image that nothing used for a day; younger ones may be in use by another run."""
+    """Archives of the same image that nothing used for an hour; younger ones may be in use by another run."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
-        if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.tar", name) and path != keep and os.path.getmtime(path) < time.time() - 86400:
+        if re.fullmatch(re.escape(base) + r"-[0-9a-f]{12}\.tar", name) and path != keep and os.path.getmtime(path) < time.time() - 3600:
             os.remove(path)
 
 
