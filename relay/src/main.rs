@@ -1,2 +1,13 @@
-//! The binary.
-fn main() {}
+//! The relay's binary.
+
+use clap::Parser as _;
+use fanout_relay::args::Args;
+use fanout_runtime::{shutdown, telemetry, tls};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    tls::install_ring_provider();
+    let args = Args::parse();
+    telemetry::init(args.log_format, &args.log_filter)?;
+    fanout_relay::run(args, shutdown::on_signal()?).await
+}

@@ -1,0 +1,298 @@
+//! The Kafka cluster and topic records go to: reached, identified, and asked for its limits.
+
+use crate::produce::Producer;
+use fanout_contract::kafka::{Kafka, KafkaCredentials, client_properties};
+use fanout_contract::reason::BrokerError;
+use fanout_contract::relay::{KafkaTarget, Problem};
+use fanout_runtime::config::Files;
+use rdkafka::ClientContext;
+use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
+use rdkafka::client::DefaultClientContext;
+use rdkafka::config::ClientConfig;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::message::DeliveryResult;
+use rdkafka::producer::{BaseProducer, Producer as _, ProducerContext};
+use secrecy::ExposeSecret as _;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Why nothing can be produced.
+pub type Failure = Problem<BrokerError>;
+
+/// One request to the cluster takes at most this long.
+const REQUEST: Duration = Duration::from_secs(5);
+/// Topic setting: largest record batch, bytes, as sent.
+const LIMIT: &str = "max.message.bytes";
+
+/// A reachable cluster with the topic on it.
+pub struct Broker {
+    /// Id of the cluster.
+    pub cluster: String,
+    /// The topic.
+    pub topic: String,
+    config: ClientConfig,
+    admin: AdminClient<DefaultClientContext>,
+}
+
+impl Broker {
+    /// Connects, and checks that the topic exists.
+    pub async fn connect(target: &KafkaTarget, files: &Files) -> Result<Arc<Self>, Failure> {
+        let credentials = credentials(&target.cluster, files)?;
+        let mut config = ClientConfig::new();
+        let Kafka {
+            bootstrap_servers,
+            auth,
+        } = &target.cluster;
+        for (name, value) in client_properties(bootstrap_servers, auth.mechanism, &credentials) {
+            config.set(name, value);
+        }
+        config.set("client.id", "fanout-relay");
+        config.set("socket.timeout.ms", "10000");
+        let admin: AdminClient<_> = config.create().map_err(|_| invalid())?;
+        let probe = Probe::default();
+        let client: BaseProducer<Probe> = config
+            .create_with_context(probe.clone())
+            .map_err(|_| invalid())?;
+        let topic = target.topic.clone();
+        let cluster = tokio::task::spawn_blocking(move || look(&client, &probe, &topic))
+            .await
+            .map_err(|_| failure(BrokerError::ProduceFailed, "looking at the broker failed"))??;
+        Ok(Arc::new(Self {
+            cluster,
+            topic: target.topic.clone(),
+            config,
+            admin,
+        }))
+    }
+
+    /// Largest record batch the topic takes, bytes, as the broker has it now.
+    pub async fn max_message_bytes(&self) -> Result<usize, Failure> {
+        let options = AdminOptions::new().request_timeout(Some(REQUEST));
+        let topic = [ResourceSpecifier::Topic(&self.topic)];
+        let answer =
+            tokio::time::timeout(REQUEST * 2, self.admin.describe_configs(&topic, &options));
+        let mut resources = match answer.await {
+            Ok(Ok(resources)) => resources,
+            Ok(Err(error)) => return Err(classify(error.rdkafka_error_code(), &self.topic)),
+            Err(_) => return Err(classify(None, &self.topic)),
+        };
+        let resource = match resources.pop() {
+            Some(Ok(resource)) => resource,
+            Some(Err(code)) => return Err(classify(Some(code), &self.topic)),
+            None => return Err(classify(None, &self.topic)),
+        };
+        resource
+            .entries
+            .iter()
+            .find(|entry| entry.name == LIMIT)
+            .and_then(|entry| entry.value.as_deref()?.parse().ok())
+            .ok_or_else(|| {
+                failure(
+                    BrokerError::PermissionDenied,
+                    format!("the broker does not show {LIMIT} of topic {}: the principal needs DescribeConfigs on it", self.topic),
+                )
+            })
+    }
+
+    /// A producer for a topic that takes `max_message_bytes`; `linger` is how long it waits for a batch to fill.
+    pub fn producer(
+        &self,
+        max_message_bytes: usize,
+        linger: Duration,
+    ) -> Result<Producer, Failure> {
+        Producer::new(self.config.clone(), &self.topic, max_message_bytes, linger)
+            .map_err(|_| invalid())
+    }
+}
+
+impl std::fmt::Debug for Broker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The configuration holds credentials.
+        f.debug_struct("Broker")
+            .field("cluster", &self.cluster)
+            .field("topic", &self.topic)
+            .finish_non_exhaustive()
+    }
+}
+
+fn credentials(cluster: &Kafka, files: &Files) -> Result<KafkaCredentials, Failure> {
+    let read = |file: &Option<String>, field: &str| {
+        let Some(file) = file else {
+            return Ok(None);
+        };
+        files
+            .text(file)
+            .map(|text| Some(text.expose_secret().to_owned()))
+            .map_err(|_| {
+                failure(
+                    BrokerError::AuthenticationFailed,
+                    format!("broker.kafka.auth.{field}: the value is missing or not text"),
+                )
+            })
+    };
+    let auth = &cluster.auth;
+    Ok(KafkaCredentials {
+        user: read(&auth.user_file, "userSecretRef")?,
+        password: read(&auth.password_file, "passwordSecretRef")?,
+        ca: read(&auth.ca_file, "caSecretRef")?,
+        client_cert: read(&auth.client_cert_file, "clientCertSecretRef")?,
+        client_key: read(&auth.client_key_file, "clientKeySecretRef")?,
+    })
+}
+
+/// Remembers the last error of the connection, because requests that fail only say that they timed out.
+#[derive(Clone, Debug, Default)]
+pub struct Probe(Arc<Mutex<Option<RDKafkaErrorCode>>>);
+
+impl Probe {
+    /// The error that says most: a refused password matters more than that no broker is left.
+    pub fn error(&self) -> Option<RDKafkaErrorCode> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers `error`.
+    pub fn note(&self, error: &KafkaError) {
+        let Some(code) = error.rdkafka_error_code() else {
+            return;
+        };
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if code != RDKafkaErrorCode::AllBrokersDown || last.is_none() {
+            *last = Some(code);
+        }
+    }
+}
+
+impl ClientContext for Probe {
+    fn error(&self, error: KafkaError, _reason: &str) {
+        self.note(&error);
+    }
+
+    fn log(&self, _level: rdkafka::config::RDKafkaLogLevel, fac: &str, _message: &str) {
+        tracing::debug!(fac, "librdkafka");
+    }
+}
+
+impl ProducerContext for Probe {
+    type DeliveryOpaque = ();
+
+    fn delivery(&self, _result: &DeliveryResult<'_>, (): ()) {}
+}
+
+/// Blocks: finds the topic and the id of the cluster.
+fn look(client: &BaseProducer<Probe>, probe: &Probe, topic: &str) -> Result<String, Failure> {
+    let failed = |code: Option<RDKafkaErrorCode>| {
+        // Serves the connection's errors, which wait in the queue.
+        client.poll(Duration::from_millis(100));
+        classify(probe.error().or(code), topic)
+    };
+    let metadata = client
+        .client()
+        .fetch_metadata(Some(topic), REQUEST)
+        .map_err(|error| failed(error.rdkafka_error_code()))?;
+    let error = metadata
+        .topics()
+        .iter()
+        .find_map(rdkafka::metadata::MetadataTopic::error);
+    if let Some(code) = error {
+        return Err(classify(Some(code.into()), topic));
+    }
+    client
+        .client()
+        .fetch_cluster_id(REQUEST)
+        .ok_or_else(|| failed(None))
+}
+
+/// What an error code means; `None` is a timeout.
+pub fn classify(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
+    use RDKafkaErrorCode as Code;
+    match code {
+        Some(Code::Authentication | Code::SaslAuthenticationFailed) => failure(
+            BrokerError::AuthenticationFailed,
+            "the brokers refused user or password of broker.kafka.auth",
+        ),
+        Some(Code::SSL) => failure(
+            BrokerError::TlsFailed,
+            "the TLS handshake with the brokers failed: check broker.kafka.auth.caSecretRef",
+        ),
+        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
+            failure(
+                BrokerError::TopicMissing,
+                format!("topic {topic} does not exist"),
+            )
+        }
+        Some(
+            Code::TopicAuthorizationFailed
+            | Code::ClusterAuthorizationFailed
+            | Code::TransactionalIdAuthorizationFailed,
+        ) => failure(
+            BrokerError::PermissionDenied,
+            format!(
+                "the principal lacks a right on topic {topic}: it needs Describe, DescribeConfigs and Write"
+            ),
+        ),
+        None
+        | Some(
+            Code::BrokerTransportFailure
+            | Code::Resolve
+            | Code::AllBrokersDown
+            | Code::OperationTimedOut
+            | Code::MessageTimedOut
+            | Code::RequestTimedOut
+            | Code::TimedOutQueue
+            | Code::PurgeQueue
+            | Code::PurgeInflight,
+        ) => failure(
+            BrokerError::Unreachable,
+            "no broker answers: check broker.kafka.bootstrapServers",
+        ),
+        Some(code) => failure(
+            BrokerError::ProduceFailed,
+            format!("the brokers refuse records (librdkafka {code:?})"),
+        ),
+    }
+}
+
+/// A failure with a text for humans.
+pub fn failure(class: BrokerError, message: impl Into<String>) -> Failure {
+    Problem {
+        class,
+        message: message.into(),
+    }
+}
+
+fn invalid() -> Failure {
+    failure(
+        BrokerError::TlsFailed,
+        "broker.kafka: a certificate, key or address can't be used",
+    )
+}
+
+/// True where the record itself is at fault and would fail again.
+pub fn refuses_record(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    matches!(
+        code,
+        Code::MessageSizeTooLarge
+            | Code::MessageBatchTooLarge
+            | Code::InvalidRecord
+            | Code::InvalidTimestamp
+            | Code::InvalidMessageSize
+            | Code::PolicyViolation
+    )
+}
+
+/// True where the code itself says what is wrong; false for those that only say that something took too long or was
+/// dragged along.
+pub fn is_specific(code: RDKafkaErrorCode) -> bool {
+    use RDKafkaErrorCode as Code;
+    !matches!(
+        code,
+        Code::MessageTimedOut
+            | Code::TimedOutQueue
+            | Code::OperationTimedOut
+            | Code::RequestTimedOut
+            | Code::PurgeQueue
+            | Code::PurgeInflight
+            | Code::Fatal
+    )
+}

@@ -1,0 +1,185 @@
+//! Claim mode `Snapshot`: the statements that read the difference between two snapshots.
+//!
+//! A row is due when it is visible in the new snapshot and was not in the old one. Text only; nothing here talks to a
+//! server. The parameters that are SQL expressions (`old`, `new`) let a statement be tested as a generic plan.
+
+use super::{Outbox, Shards};
+use crate::sql::{bigint_array, literal};
+
+/// A `pg_snapshot` as PostgreSQL writes it: `xmin:xmax:xip,…`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot(String);
+
+impl Snapshot {
+    /// A snapshot read from PostgreSQL.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+
+    /// The snapshot in which no row is visible.
+    pub fn nothing() -> Self {
+        Self("1:1:".to_owned())
+    }
+
+    /// As PostgreSQL writes it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// As an SQL expression.
+    pub fn sql(&self) -> String {
+        format!("{}::pg_snapshot", literal(&self.0))
+    }
+}
+
+/// How much one statement may return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows.
+    pub rows: usize,
+    /// Bytes of payload and headers.
+    pub bytes: usize,
+}
+
+/// Columns of a row, as stored.
+const STORED: &str =
+    "id, event_id, key, type, subject, content_type, headers, traceparent, payload, created_at";
+
+/// Columns of a row of `d`, as [`super::row::Row`] decodes them. Texts that no session setting changes: hex whatever
+/// `bytea_output` says, ISO 8601 in UTC whatever `DateStyle` and `TimeZone` say.
+const ENCODED: &str = "d.id, d.event_id, d.key::text, d.type, d.subject, d.content_type, d.headers::text, d.traceparent, \
+     encode(d.payload, 'hex'), to_json(d.created_at at time zone 'UTC')";
+
+/// What a row weighs, bytes, without reading its payload from the toast table.
+const WEIGHT: &str = "coalesce(octet_length(payload), 0) + coalesce(pg_column_size(headers), 0)";
+
+/// The two branches of a difference, both selecting `columns`: transactions that began after `old` was taken, and those
+/// that were running then and have ended since.
+///
+/// Only the ended ones: all of `old`'s running transactions would have their rows read again at each poll.
+pub fn difference(outbox: &Outbox, shards: Shards, columns: &str, old: &str, new: &str) -> String {
+    let table = outbox.table.quoted();
+    let within = outbox.within(shards);
+    format!(
+        "(select {columns} from {table} where {within} \
+         and xid >= pg_snapshot_xmax({old}) and xid < pg_snapshot_xmax({new}) and pg_visible_in_snapshot(xid, {new}) \
+         union all \
+         select {columns} from {table} where {within} \
+         and xid = any(array(select x from pg_snapshot_xip({old}) x where pg_visible_in_snapshot(x, {new}))))"
+    )
+}
+
+/// Takes a snapshot and reads the difference to `old` under it, in one statement, which sees one snapshot in READ
+/// COMMITTED. Always returns at least one row: the snapshot, whether the server is a standby (its snapshots miss the
+/// running transactions), the timeline, and whether the difference is small. When it is not, no rows come with it.
+///
+/// Sorting happens outside the materialized part: `order by id limit n` on the table would let the planner walk the
+/// primary key.
+pub fn poll(outbox: &Outbox, shards: Shards, old: &str, limits: Limits) -> String {
+    let d = difference(outbox, shards, STORED, old, "(select new from s)");
+    let Limits { rows, bytes } = limits;
+    format!(
+        "with s as materialized (select pg_current_snapshot() as new, pg_is_in_recovery() as standby, \
+         case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline), \
+         d as materialized ({d} limit {}), \
+         t as (select count(*) <= {rows} and coalesce(sum({WEIGHT}), 0) <= {bytes} as small from d) \
+         select s.new, s.standby, s.timeline, t.small, {ENCODED} \
+         from s cross join t left join d on t.small order by d.id",
+        rows + 1
+    )
+}
+
+/// Ids and weights of the rows between `old` and `new` with an id above `after`: one text, `id:weight,…` in the order of
+/// ids, at most `limit` of them; NULL when there are none. One text because a million rows of the protocol would cost
+/// more than all the rest.
+pub fn ids(
+    outbox: &Outbox,
+    shards: Shards,
+    (old, new): (&str, &str),
+    after: i64,
+    limit: usize,
+) -> String {
+    let columns = format!("id, {WEIGHT} as weight");
+    let d = difference(outbox, shards, &columns, old, new);
+    format!(
+        "with d as materialized ({d}), \
+         page as materialized (select id, weight from d where id > {after} order by id limit {limit}) \
+         select string_agg(id || ':' || weight, ',' order by id) from page"
+    )
+}
+
+/// The rows `ids`, in the order of ids.
+pub fn page(outbox: &Outbox, ids: &[i64]) -> String {
+    let table = outbox.table.quoted();
+    let ids = bigint_array(ids);
+    format!("select {ENCODED} from {table} d where d.id = any({ids}) order by d.id")
+}
+
+/// What is due after a position.
+#[derive(Clone, Copy, Debug)]
+pub struct Due<'a> {
+    /// Everything visible here is published.
+    pub old: &'a Snapshot,
+    /// Inside a large difference: of what is visible here, ids up to this one are published.
+    pub inside: Option<(&'a Snapshot, i64)>,
+}
+
+/// Counts due rows up to `cap`, and finds the creation time of the first, by transaction id, and its age in seconds.
+pub fn pending(outbox: &Outbox, shards: Shards, due: Due<'_>, cap: i64) -> String {
+    let old = due.old.sql();
+    let new = "(select new from s)";
+    let skip = due.inside.map_or_else(String::new, |(frozen, last)| {
+        format!(
+            " and not (id <= {last} and pg_visible_in_snapshot(xid, {}))",
+            frozen.sql()
+        )
+    });
+    let table = outbox.table.quoted();
+    let within = outbox.within(shards);
+    let began = format!(
+        "xid >= pg_snapshot_xmax({old}) and xid < pg_snapshot_xmax({new}) and pg_visible_in_snapshot(xid, {new}){skip}"
+    );
+    let ended = format!(
+        "xid = any(array(select x from pg_snapshot_xip({old}) x where pg_visible_in_snapshot(x, {new}))){skip}"
+    );
+    let first = |condition: &str| {
+        format!(
+            "(select created_at from {table} where {within} and {condition} order by xid limit 1)"
+        )
+    };
+    format!(
+        "with s as materialized (select pg_current_snapshot() as new), \
+         d as materialized ((select 1 from {table} where {within} and {began} \
+         union all select 1 from {table} where {within} and {ended}) limit {cap}), \
+         o as (select least({}, {}) as created_at) \
+         select (select count(*) from d), to_json(created_at at time zone 'UTC'), \
+         extract(epoch from clock_timestamp() - created_at)::float8 from o",
+        first(&began),
+        first(&ended)
+    )
+}
+
+/// Deletes at most `limit` rows of `shards` that are visible in every one of `published` and were created more than
+/// `retention_seconds` ago; looks at the oldest `limit` transactions' rows only. Whoever holds the lease of the shards
+/// runs it, so no two relays want the same rows and none needs to lock them.
+pub fn expire(
+    outbox: &Outbox,
+    shards: Shards,
+    published: &[Snapshot],
+    retention_seconds: i64,
+    limit: usize,
+) -> String {
+    let table = outbox.table.quoted();
+    let within = outbox.within(shards);
+    let conditions: Vec<String> = std::iter::once(within)
+        .chain(published.iter().map(Snapshot::sql).map(|old| {
+            format!("xid < pg_snapshot_xmax({old}) and pg_visible_in_snapshot(xid, {old})")
+        }))
+        .collect();
+    let conditions = conditions.join(" and ");
+    format!(
+        "with oldest as materialized (select id, created_at from {table} where {conditions} order by xid limit {limit}) \
+         delete from {table} where id = any(array(select id from oldest \
+         where created_at < clock_timestamp() - make_interval(secs => {retention_seconds})))"
+    )
+}

@@ -1,0 +1,352 @@
+//! Owns ranges under one configuration: connects, checks, shares ranges with other relays, renews leases.
+
+use crate::broker::Broker;
+use crate::claim::Shards;
+use crate::clock::{self, Deadline};
+use crate::lease::{self, LEASE, Member, RENEWAL, View};
+use crate::measure::Measure;
+use crate::position::{Fence, History};
+use crate::ranges::decide;
+use crate::source::{Failure, Source, failure};
+use crate::stats::{Gauges, Stats};
+use crate::worker::{Assignment, Ended, Shared, Worker};
+use crate::{checks, retention};
+use anyhow::Context as _;
+use fanout_contract::reason::SourceError;
+use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
+use fanout_runtime::config::Loaded;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// How often the other relays are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// The same while this relay has less than its share.
+const HUNGRY: Duration = Duration::from_millis(300);
+/// A range whose records the brokers did not take is left to other relays for this long.
+const COOLING: Duration = Duration::from_secs(15);
+/// Workers finish what is in flight within this time, or are dropped.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// What an engine runs with.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The configuration and the files it names.
+    pub config: &'a Loaded<RelayConfig>,
+    /// Unique name of this process.
+    pub owner: &'a str,
+    /// What `/status` shows.
+    pub stats: &'a Arc<Stats>,
+    /// What `/metrics` shows beside.
+    pub gauges: &'a Gauges,
+}
+
+/// How an engine stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stopped {
+    /// It was asked to.
+    Asked,
+    /// It could not go on; `/status` says why.
+    Failed,
+}
+
+/// Runs until `stop` or until something fails. An error is a panic in a part of it.
+pub async fn run(setting: Setting<'_>, stop: CancellationToken) -> anyhow::Result<Stopped> {
+    let connected = tokio::select! {
+        connected = connect(setting) => connected,
+        () = stop.cancelled() => return Ok(Stopped::Asked),
+    };
+    let Some((source, broker)) = connected else {
+        return Ok(Stopped::Failed);
+    };
+    let outcome = serve(setting, &source, broker, stop).await;
+    source.close().await;
+    match outcome? {
+        Ok(()) => Ok(Stopped::Asked),
+        Err(failure) => {
+            setting.stats.source(Err(failure));
+            Ok(Stopped::Failed)
+        }
+    }
+}
+
+/// Reaches both sides, so that both are reported; `None` when one can't be used.
+async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
+    let Setting { config, stats, .. } = setting;
+    let SourceConfig::Postgres(postgres) = &config.config.source;
+    let BrokerConfig::Kafka(kafka) = &config.config.broker;
+    let source = async {
+        let source = Source::connect(postgres, &config.files).await?;
+        match checks::run(&source).await {
+            Ok(()) => Ok(source),
+            Err(failure) => {
+                source.close().await;
+                Err(failure)
+            }
+        }
+    };
+    let (source, broker) = tokio::join!(source, Broker::connect(kafka, &config.files));
+    stats.source(source.as_ref().map(drop).map_err(Clone::clone));
+    stats.broker(broker.as_ref().map(drop).map_err(Clone::clone));
+    match (source, broker) {
+        (Ok(source), Ok(broker)) => Some((source, broker)),
+        (Ok(source), Err(_)) => {
+            source.close().await;
+            None
+        }
+        (Err(_), _) => None,
+    }
+}
+
+async fn serve(
+    setting: Setting<'_>,
+    source: &Source,
+    broker: Arc<Broker>,
+    stop: CancellationToken,
+) -> anyhow::Result<Result<(), Failure>> {
+    let Setting { config, stats, .. } = setting;
+    let SourceConfig::Postgres(postgres) = &config.config.source;
+    let registered = async {
+        let topic =
+            lease::register(source, &broker.cluster, &broker.topic, postgres.start_from).await?;
+        lease::check_history(source, topic).await?;
+        Ok(topic)
+    };
+    let topic = match registered.await {
+        Ok(topic) => topic,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    let beside = stop.child_token();
+    let mut tasks = JoinSet::new();
+    let measure = Measure::new(source.clone(), topic, stats.clone(), setting.gauges.clone());
+    tasks.spawn(measure.run(beside.clone()));
+    if !config.config.suspend {
+        let seconds = postgres.retention_seconds;
+        tasks.spawn(retention::run(
+            source.clone(),
+            seconds,
+            stats.clone(),
+            beside.clone(),
+        ));
+    }
+    let mut engine = Engine {
+        member: Member {
+            topic,
+            owner: setting.owner.to_owned(),
+        },
+        shared: Shared {
+            source: source.clone(),
+            broker,
+            namespace: config.config.namespace.clone(),
+            name: config.config.name.clone(),
+            suspended: config.config.suspend,
+            stats: stats.clone(),
+        },
+        history: None,
+        workers: JoinSet::new(),
+        owned: HashMap::new(),
+        cooling: HashMap::new(),
+        renewed: Duration::ZERO,
+    };
+    let outcome = engine.run(&stop).await;
+    beside.cancel();
+    let drained = engine.drain().await;
+    while let Some(task) = tasks.join_next().await {
+        task.context("a part of the relay panicked")?;
+    }
+    drained?;
+    outcome
+}
+
+/// A range this process holds the lease of.
+#[derive(Debug)]
+struct Owned {
+    fence: Fence,
+    deadline: Arc<Deadline>,
+    stop: CancellationToken,
+}
+
+#[derive(Debug)]
+struct Engine {
+    member: Member,
+    shared: Shared,
+    /// History of the server, as first seen.
+    history: Option<History>,
+    workers: JoinSet<(i64, Ended)>,
+    owned: HashMap<i64, Owned>,
+    /// Ranges left to others, until when.
+    cooling: HashMap<i64, Duration>,
+    /// When leases were last renewed.
+    renewed: Duration,
+}
+
+impl Engine {
+    async fn run(&mut self, stop: &CancellationToken) -> anyhow::Result<Result<(), Failure>> {
+        loop {
+            self.shared.stats.turn();
+            let hungry = match self.look().await {
+                Ok(hungry) => hungry,
+                Err(failure) => return Ok(Err(failure)),
+            };
+            let pause = if hungry { HUNGRY } else { LOOK };
+            tokio::select! {
+                () = stop.cancelled() => return Ok(Ok(())),
+                Some(ended) = self.workers.join_next() => {
+                    if let Err(failure) = self.ended(ended).await? {
+                        return Ok(Err(failure));
+                    }
+                }
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Renews leases when it is time, then gives or takes ranges. True while this relay has less than its share.
+    async fn look(&mut self) -> Result<bool, Failure> {
+        let now = clock::now();
+        let source = &self.shared.source;
+        let due = now.saturating_sub(self.renewed) >= RENEWAL;
+        let view = if due {
+            let fences: Vec<Fence> = self
+                .owned
+                .values()
+                .map(|owned| owned.fence.clone())
+                .collect();
+            let view = lease::look(source, &self.member, &fences).await?;
+            self.renewed = now;
+            self.renew(&view, now);
+            view
+        } else {
+            lease::observe(source, &self.member).await?
+        };
+        if *self.history.get_or_insert_with(|| view.history.clone()) != view.history {
+            return Err(failure(
+                SourceError::Unreachable,
+                "the database failed over: resuming from the stored position",
+            ));
+        }
+        self.cooling.retain(|_, until| *until > now);
+        // A range that cools counts as one this relay works on: it takes no other for it either.
+        let busy: Vec<i64> = self
+            .owned
+            .keys()
+            .chain(self.cooling.keys())
+            .copied()
+            .collect();
+        let decision = decide(&view, &busy);
+        for id in decision.release {
+            if let Some(owned) = self.owned.get(&id)
+                && !owned.stop.is_cancelled()
+            {
+                tracing::info!(range = id, "giving a range to another relay");
+                owned.stop.cancel();
+            }
+        }
+        for id in decision.acquire {
+            let range = view.ranges.iter().find(|range| range.id == id);
+            if let Some(range) = range {
+                self.acquire(range.id, range.shards).await?;
+            }
+        }
+        Ok(decision.hungry)
+    }
+
+    /// Moves the ends of the leases that were renewed; the others are lost.
+    fn renew(&self, view: &View, asked: Duration) {
+        for (id, owned) in &self.owned {
+            let renewed = view.ranges.iter().any(|range| {
+                range.id == *id && range.mine && range.held && range.term == owned.fence.term
+            });
+            owned.deadline.set(if renewed {
+                asked + LEASE
+            } else {
+                Duration::ZERO
+            });
+        }
+    }
+
+    async fn acquire(&mut self, id: i64, shards: Shards) -> Result<(), Failure> {
+        let Some(acquired) = lease::acquire(&self.shared.source, &self.member, id).await? else {
+            return Ok(());
+        };
+        tracing::info!(range = id, term = acquired.fence.term, "took a range");
+        let deadline = Arc::new(Deadline::new(acquired.ends));
+        let stop = CancellationToken::new();
+        self.owned.insert(
+            id,
+            Owned {
+                fence: acquired.fence.clone(),
+                deadline: deadline.clone(),
+                stop: stop.clone(),
+            },
+        );
+        let assignment = Assignment {
+            shards,
+            fence: acquired.fence,
+            position: acquired.position,
+            history: acquired.history,
+            deadline,
+        };
+        let worker = Worker::new(self.shared.clone(), assignment);
+        self.workers
+            .spawn(async move { (id, worker.run(stop).await) });
+        Ok(())
+    }
+
+    /// A worker ended: its range is given back.
+    async fn ended(
+        &mut self,
+        ended: Result<(i64, Ended), JoinError>,
+    ) -> anyhow::Result<Result<(), Failure>> {
+        let (id, ended) = ended.context("a worker panicked")?;
+        if let Ended::Broker(_) = ended {
+            // What waits there stays known.
+            self.cooling.insert(id, clock::now() + COOLING);
+        } else {
+            self.shared.stats.forget_range(id);
+        }
+        let Some(owned) = self.owned.remove(&id) else {
+            return Ok(Ok(()));
+        };
+        if let Ended::Source(failure) = ended {
+            tracing::info!(
+                range = id,
+                term = owned.fence.term,
+                "lost a range: the outbox can't be used"
+            );
+            return Ok(Err(failure));
+        }
+        tracing::info!(range = id, term = owned.fence.term, ended = ?ended, "gave a range back");
+        Ok(lease::release(&self.shared.source, &owned.fence).await)
+    }
+
+    /// Lets every worker finish, gives the leases back, and leaves.
+    async fn drain(&mut self) -> anyhow::Result<()> {
+        for owned in self.owned.values() {
+            owned.stop.cancel();
+        }
+        let finished = tokio::time::timeout(DRAIN, async {
+            while let Some(ended) = self.workers.join_next().await {
+                if let Err(failure) = self.ended(ended).await? {
+                    tracing::debug!(class = ?failure.class, "a lease could not be given back");
+                }
+            }
+            anyhow::Ok(())
+        });
+        if let Ok(finished) = finished.await {
+            finished?;
+        } else {
+            tracing::warn!("records were still unanswered when the relay stopped");
+        }
+        self.workers.abort_all();
+        for id in self.owned.keys().chain(self.cooling.keys()) {
+            self.shared.stats.forget_range(*id);
+        }
+        if let Err(failure) = lease::leave(&self.shared.source, &self.member).await {
+            tracing::debug!(class = ?failure.class, "leaving was not recorded");
+        }
+        Ok(())
+    }
+}

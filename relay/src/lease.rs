@@ -1,0 +1,290 @@
+//! Which relay publishes which range: leases with a term that fences, and the members that share the ranges.
+
+use crate::claim::Shards;
+use crate::claim::row::{flag, parsed};
+use crate::clock;
+use crate::position::{self, Fence, HISTORY, History, Position, Stored};
+use crate::source::{Failure, Source, classify, failure};
+use crate::sql::literal;
+use fanout_contract::reason::SourceError;
+use fanout_contract::relay::RelayStart;
+use sqlx::postgres::PgRow;
+use std::time::Duration;
+
+/// A lease is good for this long after it was last renewed, counted from before the renewal was sent.
+pub const LEASE: Duration = Duration::from_secs(10);
+/// Leases are renewed this often.
+pub const RENEWAL: Duration = Duration::from_secs(3);
+/// A new topic's ranges.
+const FIRST_RANGES: &str = "(0, 32), (32, 64)";
+/// Members that were silent this long are forgotten; they stop counting after [`LEASE`] already.
+const FORGET_MEMBERS: &str = "interval '1 hour'";
+
+/// One relay process among those that share a topic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Row of `fanout.topics`.
+    pub topic: i64,
+    /// Unique per process, so that a restarted one does not take its predecessor's lease for its own.
+    pub owner: String,
+}
+
+/// A range and its lease, as the database saw them at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RangeView {
+    /// Id of the range.
+    pub id: i64,
+    /// Its shards.
+    pub shards: Shards,
+    /// Term of the lease.
+    pub term: i64,
+    /// The lease has not expired.
+    pub held: bool,
+    /// The lease names this member.
+    pub mine: bool,
+}
+
+/// What one look at the leases saw.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Live members, this one included.
+    pub members: usize,
+    /// Every range of the topic, by first shard.
+    pub ranges: Vec<RangeView>,
+    /// History of the server that answered.
+    pub history: History,
+}
+
+/// A lease just taken.
+#[derive(Clone, Debug)]
+pub struct Acquired {
+    /// Fences what is written under it.
+    pub fence: Fence,
+    /// Where to begin; appended already as number 0 of the term.
+    pub position: Position,
+    /// History the position was appended in.
+    pub history: History,
+    /// When it ends unless renewed, on [`clock::now`]'s clock.
+    pub ends: Duration,
+}
+
+/// Finds the row of the topic, and makes it with its ranges and their first position where it is new.
+pub async fn register(
+    source: &Source,
+    cluster: &str,
+    topic: &str,
+    start: RelayStart,
+) -> Result<i64, Failure> {
+    let (cluster, topic) = (literal(cluster), literal(topic));
+    let table = literal(&source.outbox.table.quoted());
+    let matches: serde_json::Map<_, _> = source
+        .outbox
+        .matches
+        .iter()
+        .map(|m| (m.column.clone(), m.value.clone().into()))
+        .collect();
+    let matches = literal(&serde_json::Value::Object(matches).to_string());
+    let start = match start {
+        RelayStart::Earliest => "'1:1:'::pg_snapshot",
+        RelayStart::Latest => "pg_current_snapshot()",
+    };
+    // Several statements in one message are one transaction; the last one sees what a relay that was quicker made.
+    let rows = source
+        .query(format!(
+            "insert into fanout.topics (cluster_id, topic, source_table, match) values ({cluster}, {topic}, {table}, {matches}::jsonb) \
+             on conflict (cluster_id, topic) do update set source_table = excluded.source_table, match = excluded.match \
+             where (topics.source_table, topics.match) is distinct from (excluded.source_table, excluded.match); \
+             with r as (insert into fanout.ranges (topic_id, lo, hi) \
+             select id, v.lo, v.hi from fanout.topics, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
+             on conflict (topic_id, lo) do nothing returning id), \
+             l as (insert into fanout.leases (range_id) select id from r) \
+             insert into fanout.positions (range_id, term, seq, old, system_identifier, timeline) \
+             select r.id, 0, 0, {start}, h.* from r, (select {HISTORY}) h; \
+             select id from fanout.topics where cluster_id = {cluster} and topic = {topic}"
+        ))
+        .await?;
+    let row = rows.last().ok_or_else(unexpected)?;
+    parsed(row, 0).map_err(|error| classify(&error))
+}
+
+/// Checks that every stored position of the topic belongs to the history of the server that answers.
+pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
+    let latest = position::latest("r.id");
+    let rows = source
+        .query(format!(
+            "select {HISTORY}, p.* from fanout.ranges r left join lateral ({latest}) p on true where r.topic_id = {topic}"
+        ))
+        .await?;
+    for row in &rows {
+        let here = History::decode(row, 0).map_err(|error| classify(&error))?;
+        let stored = Stored::decode(row, 2).map_err(|_| no_position())?;
+        belongs(&stored, &here)?;
+    }
+    Ok(())
+}
+
+fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
+    if stored.belongs_to(here) {
+        return Ok(());
+    }
+    let there = stored.history.system_identifier;
+    let message = if there == here.system_identifier {
+        "the positions in fanout.positions were copied here from another database of this server"
+            .to_owned()
+    } else {
+        format!(
+            "the positions in fanout.positions were written by system {there}, this server is system {}",
+            here.system_identifier
+        )
+    };
+    Err(failure(
+        SourceError::SourceChanged,
+        format!("{message}: they say nothing about the rows here, and nothing is published"),
+    ))
+}
+
+fn no_position() -> Failure {
+    failure(
+        SourceError::SourceChanged,
+        "fanout.positions has no row for a range of this topic: what was published is not known",
+    )
+}
+
+fn unexpected() -> Failure {
+    failure(
+        SourceError::QueryFailed,
+        "the database answered in an unexpected form",
+    )
+}
+
+/// Says that this member is up, renews its leases when `renew` is not empty, and looks at all.
+///
+/// A lease that was renewed shows as held by this member at its term. Its new end counts from before this call.
+pub async fn look(source: &Source, member: &Member, renew: &[Fence]) -> Result<View, Failure> {
+    let Member { topic, owner } = member;
+    let owner = literal(owner);
+    let lease = lease_interval();
+    let mut statements = vec![format!(
+        "insert into fanout.members (topic_id, owner) values ({topic}, {owner}) \
+         on conflict (topic_id, owner) do update set seen_at = clock_timestamp()"
+    )];
+    statements.extend(renew.iter().map(Fence::holds).map(|holds| {
+        format!("update fanout.leases set expires_at = clock_timestamp() + {lease} where {holds}")
+    }));
+    statements.push(observation(*topic, &owner));
+    decode_view(&source.query(statements.join("; ")).await?)
+}
+
+/// Looks at members and leases without writing.
+pub async fn observe(source: &Source, member: &Member) -> Result<View, Failure> {
+    let sql = observation(member.topic, &literal(&member.owner));
+    decode_view(&source.query(sql).await?)
+}
+
+fn observation(topic: i64, owner: &str) -> String {
+    format!(
+        "select {HISTORY}, (select count(*) from fanout.members where topic_id = {topic} \
+         and seen_at > clock_timestamp() - {}), \
+         r.id, r.lo, r.hi, l.term, l.expires_at > clock_timestamp(), l.owner is not distinct from {owner} \
+         from fanout.ranges r join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
+        lease_interval()
+    )
+}
+
+fn lease_interval() -> String {
+    format!("interval '{} s'", LEASE.as_secs())
+}
+
+fn decode_view(rows: &[PgRow]) -> Result<View, Failure> {
+    let first = rows.first().ok_or_else(unexpected)?;
+    let decode = || -> Result<View, sqlx::Error> {
+        let range = |row: &PgRow| {
+            Ok(RangeView {
+                id: parsed(row, 3)?,
+                shards: Shards {
+                    lo: parsed(row, 4)?,
+                    hi: parsed(row, 5)?,
+                },
+                term: parsed(row, 6)?,
+                held: flag(row, 7)?,
+                mine: flag(row, 8)?,
+            })
+        };
+        Ok(View {
+            history: History::decode(first, 0)?,
+            members: parsed(first, 2)?,
+            ranges: rows.iter().map(range).collect::<Result<_, sqlx::Error>>()?,
+        })
+    };
+    decode().map_err(|error| classify(&error))
+}
+
+/// Takes the lease of `range` if nobody holds it: in one transaction the term rises, and the position is read and
+/// appended under the new term. `None` where another was quicker.
+pub async fn acquire(
+    source: &Source,
+    member: &Member,
+    range: i64,
+) -> Result<Option<Acquired>, Failure> {
+    let asked = clock::now();
+    let mut transaction = source.begin().await?;
+    let rows = transaction
+        .query(format!(
+            "update fanout.leases set owner = {}, term = term + 1, expires_at = clock_timestamp() + {} \
+             where range_id = {range} and expires_at <= clock_timestamp() returning term",
+            literal(&member.owner),
+            lease_interval()
+        ))
+        .await?;
+    let Some(row) = rows.first() else {
+        transaction.rollback().await?;
+        return Ok(None);
+    };
+    let fence = Fence {
+        range,
+        owner: member.owner.clone(),
+        term: parsed(row, 0).map_err(|error| classify(&error))?,
+    };
+    let latest = position::latest(&range.to_string());
+    let rows = transaction
+        .query(format!("select {HISTORY}, p.* from ({latest}) p"))
+        .await?;
+    let row = rows.first().ok_or_else(no_position)?;
+    let history = History::decode(row, 0).map_err(|error| classify(&error))?;
+    let stored = Stored::decode(row, 2).map_err(|error| classify(&error))?;
+    belongs(&stored, &history)?;
+    transaction
+        .query(position::append(&fence, 0, &stored.position, &history))
+        .await?;
+    transaction.commit().await?;
+    Ok(Some(Acquired {
+        fence,
+        position: stored.position,
+        history,
+        ends: asked + LEASE,
+    }))
+}
+
+/// Gives a lease back, so that another relay takes the range at once. Nothing happens where it is lost already.
+pub async fn release(source: &Source, fence: &Fence) -> Result<(), Failure> {
+    source
+        .execute(format!(
+            "update fanout.leases set owner = null, expires_at = '-infinity' where {}",
+            fence.holds()
+        ))
+        .await
+        .map(drop)
+}
+
+/// Says that this member leaves, and forgets those that are long gone.
+pub async fn leave(source: &Source, member: &Member) -> Result<(), Failure> {
+    let Member { topic, owner } = member;
+    source
+        .execute(format!(
+            "delete from fanout.members where topic_id = {topic} \
+             and (owner = {} or seen_at < clock_timestamp() - {FORGET_MEMBERS})",
+            literal(owner)
+        ))
+        .await
+        .map(drop)
+}

@@ -1,0 +1,263 @@
+//! Publishes one range for as long as its lease holds.
+//!
+//! A *pass* reads from the stored position on, hands batches over, and stores each batch's position once every record of
+//! it and of those before is acknowledged. A pass that fails is thrown away, producer included, and the next begins at
+//! the stored position. After the broker refused a record, that batch is sent one by one, to find the record and park it.
+
+mod hand_over;
+mod one_by_one;
+mod pass;
+mod store;
+
+use crate::broker::{self, Broker};
+use crate::claim::snapshot::Limits;
+use crate::claim::{Batch, Reader, Shards};
+use crate::clock::{self, Deadline};
+use crate::encode::Encoder;
+use crate::park;
+use crate::position::{Fence, History, Position};
+use crate::produce::MESSAGE_TIMEOUT;
+use crate::source::{Failure, Source};
+use crate::stats::{RangeState, Stats};
+use fanout_runtime::backoff::Backoff;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Rows and bytes of one batch.
+pub const BATCH: Limits = Limits {
+    rows: 5_000,
+    bytes: 8 << 20,
+};
+/// Rows handed over and not acknowledged, at most (about).
+const IN_FLIGHT_ROWS: usize = 30_000;
+/// Bytes handed over and not acknowledged, at most (about).
+const IN_FLIGHT_BYTES: usize = 32 << 20;
+/// Records are handed over while this much of the lease is left: librdkafka gives them up before it ends.
+const HAND_OVER_MARGIN: Duration = MESSAGE_TIMEOUT.saturating_add(Duration::from_millis(500));
+/// With less than this left, nothing of this process may be sent any more.
+const PURGE_MARGIN: Duration = Duration::from_secs(1);
+/// Nothing more is handed over while a batch waits this long, so that what waits has about the same age.
+const SLOW: Duration = Duration::from_secs(1);
+/// A batch that waits this long is taken back, before librdkafka gives up its oldest records and still sends younger ones.
+const STALLED: Duration = Duration::from_secs(4);
+/// How often the clock is looked at when nothing happens.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the producer waits for more records of a batch.
+const LINGER: Duration = Duration::from_millis(2);
+/// A range whose records fail this long is given up, so that a relay that reaches the brokers can have it.
+const GIVE_UP: Duration = Duration::from_secs(30);
+
+/// What a worker is given.
+#[derive(Debug)]
+pub struct Assignment {
+    /// The range's shards.
+    pub shards: Shards,
+    /// The lease.
+    pub fence: Fence,
+    /// Stored position, number 0 of the term.
+    pub position: Position,
+    /// History it was stored in.
+    pub history: History,
+    /// End of the lease; moved by whoever renews it.
+    pub deadline: Arc<Deadline>,
+}
+
+/// What all workers of a topic share.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The outbox.
+    pub source: Source,
+    /// The log.
+    pub broker: Arc<Broker>,
+    /// Namespace of the FanoutTopic.
+    pub namespace: String,
+    /// Name of the FanoutTopic.
+    pub name: String,
+    /// Publish nothing.
+    pub suspended: bool,
+    /// What `/status` shows.
+    pub stats: Arc<Stats>,
+}
+
+/// Why a worker ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// It was asked to; everything handed over is acknowledged and stored.
+    Stopped,
+    /// The lease is lost, about to end, or the history changed.
+    Fenced,
+    /// The outbox can't be read or written.
+    Source(Failure),
+    /// The brokers take nothing.
+    Broker(broker::Failure),
+}
+
+/// How a pass ended.
+#[derive(Debug)]
+enum Pass {
+    /// For good.
+    Ended(Ended),
+    /// The broker refused a record.
+    Refused,
+    /// The topic's limit is another one now, or a batch was sent one by one: begin again.
+    Again,
+    /// The brokers did not take records.
+    Failed(broker::Failure),
+}
+
+impl From<Failure> for Pass {
+    fn from(failure: Failure) -> Self {
+        Self::Ended(Ended::Source(failure))
+    }
+}
+
+impl From<broker::Failure> for Pass {
+    fn from(failure: broker::Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// A worker.
+#[derive(Debug)]
+pub struct Worker {
+    shared: Shared,
+    shards: Shards,
+    fence: Fence,
+    history: History,
+    deadline: Arc<Deadline>,
+    /// Number of the last position appended in this term.
+    seq: i64,
+    /// Last position stored.
+    stored: Position,
+    /// Keys behind parked rows.
+    held: HashSet<String>,
+}
+
+impl Worker {
+    /// A worker for a lease just taken.
+    pub fn new(shared: Shared, assignment: Assignment) -> Self {
+        let Assignment {
+            shards,
+            fence,
+            position,
+            history,
+            deadline,
+        } = assignment;
+        Self {
+            shared,
+            shards,
+            fence,
+            history,
+            deadline,
+            seq: 0,
+            stored: position,
+            held: HashSet::new(),
+        }
+    }
+
+    /// Publishes until `stop`, then finishes what is in flight; ends by itself when it can't go on.
+    pub async fn run(mut self, stop: CancellationToken) -> Ended {
+        self.report();
+        match park::held_keys(&self.shared.source, self.fence.range).await {
+            Ok(held) => self.held = held,
+            Err(failure) => return Ended::Source(failure),
+        }
+        if self.shared.suspended {
+            return self.watch(&stop).await;
+        }
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+        let mut failing_since = None;
+        let mut refused = false;
+        loop {
+            let before = self.stored.clone();
+            let pass = if refused {
+                self.one_by_one(&stop).await
+            } else {
+                self.pass(&stop).await
+            };
+            if self.stored != before {
+                failing_since = None;
+                backoff.reset();
+            }
+            refused = matches!(pass, Pass::Refused) || (refused && !matches!(pass, Pass::Again));
+            match pass {
+                Pass::Ended(ended) => return ended,
+                Pass::Refused | Pass::Again => {}
+                Pass::Failed(failure) => {
+                    self.shared.stats.broker(Err(failure.clone()));
+                    let since = *failing_since.get_or_insert_with(clock::now);
+                    if clock::now().saturating_sub(since) > GIVE_UP {
+                        return Ended::Broker(failure);
+                    }
+                    tokio::select! {
+                        () = tokio::time::sleep(backoff.next_delay()) => {}
+                        () = stop.cancelled() => return Ended::Stopped,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Holds the range without publishing.
+    async fn watch(&self, stop: &CancellationToken) -> Ended {
+        loop {
+            if self.left() < PURGE_MARGIN {
+                return Ended::Fenced;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(TICK) => {}
+                () = stop.cancelled() => return Ended::Stopped,
+            }
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.deadline.left(clock::now())
+    }
+
+    fn report(&self) {
+        self.shared.stats.range(RangeState {
+            shards: self.shards,
+            fence: self.fence.clone(),
+            position: self.stored.clone(),
+        });
+    }
+
+    fn encoder(&self, max_message_bytes: usize) -> Encoder {
+        Encoder::new(&self.shared.namespace, &self.shared.name, max_message_bytes)
+    }
+
+    fn reader(&self) -> Reader {
+        Reader::new(
+            self.shared.source.clone(),
+            self.shards,
+            BATCH,
+            self.history.clone(),
+            self.stored.clone(),
+        )
+    }
+}
+
+/// A batch handed over.
+#[derive(Debug)]
+struct Sent {
+    tracker: Arc<crate::produce::Tracker>,
+    after: Position,
+    rows: usize,
+    bytes: usize,
+    since: Duration,
+}
+
+impl Sent {
+    fn new(batch: &Batch, tracker: Arc<crate::produce::Tracker>, rows: usize) -> Self {
+        Self {
+            tracker,
+            after: batch.after.clone(),
+            rows,
+            bytes: batch.bytes,
+            since: clock::now(),
+        }
+    }
+}

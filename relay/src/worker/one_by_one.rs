@@ -1,0 +1,154 @@
+//! The batch after the stored position, record by record: finds the one that the broker refuses.
+
+use super::{Ended, HAND_OVER_MARGIN, PURGE_MARGIN, Pass, STALLED, TICK, Worker};
+use crate::broker;
+use crate::claim::Batch;
+use crate::claim::row::Row;
+use crate::clock;
+use crate::encode::{Encoder, Unencodable};
+use crate::park::Parked;
+use crate::produce::{Producer, Tracker};
+use crate::source::classify;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+impl Worker {
+    /// Publishes the next batch with rows, one by one; [`Pass::Again`] when it is stored.
+    pub(super) async fn one_by_one(&mut self, stop: &CancellationToken) -> Pass {
+        match self.try_one_by_one(stop).await {
+            Ok(()) => Pass::Again,
+            Err(pass) => pass,
+        }
+    }
+
+    async fn try_one_by_one(&mut self, stop: &CancellationToken) -> Result<(), Pass> {
+        let max_message_bytes = self.shared.broker.max_message_bytes().await?;
+        let encoder = self.encoder(max_message_bytes);
+        let mut reader = self.reader();
+        let batch = loop {
+            let batch = reader.next().await?;
+            if !batch.is_empty() {
+                break batch;
+            }
+            self.store(batch.after).await?;
+            if stop.is_cancelled() {
+                return Err(Pass::Ended(Ended::Stopped));
+            }
+            if matches!(batch.kind, crate::claim::Kind::Idle) {
+                return Ok(());
+            }
+        };
+        let plan = self.plan(&batch, &encoder)?;
+        let aside = self.set_aside(plan, max_message_bytes).await?;
+        let mut producer = None;
+        let sent = self
+            .send_each(&batch, &aside, &encoder, &mut producer, stop)
+            .await;
+        if let Some(producer) = producer.take() {
+            producer.stop().await;
+        }
+        sent?;
+        self.store(batch.after).await
+    }
+
+    async fn send_each(
+        &mut self,
+        batch: &Batch,
+        aside: &[i64],
+        encoder: &Encoder,
+        producer: &mut Option<Producer>,
+        stop: &CancellationToken,
+    ) -> Result<(), Pass> {
+        let limit = self.shared.broker.max_message_bytes().await?;
+        let mut aside = aside.iter().peekable();
+        for row in batch.rows() {
+            let row = row.map_err(|error| classify(&error))?;
+            if aside.next_if(|id| **id == row.id).is_some() {
+                continue;
+            }
+            if row.key.is_some_and(|key| self.held.contains(key)) {
+                // Behind one that was refused a moment ago.
+                let (id, reason) = (row.id, None);
+                self.park(vec![Parked { id, reason }]).await?;
+                continue;
+            }
+            if stop.is_cancelled() {
+                return Err(Pass::Ended(Ended::Stopped));
+            }
+            let ready = match producer.take() {
+                Some(ready) => ready,
+                None => self.shared.broker.producer(limit, Duration::ZERO)?,
+            };
+            match self.send_one(&row, encoder, &ready).await {
+                Ok(()) => *producer = Some(ready),
+                Err(pass) => {
+                    // It is of no use after a failure.
+                    ready.stop().await;
+                    let Pass::Refused = pass else {
+                        return Err(pass);
+                    };
+                    let reason = Some(Unencodable::RecordRefused);
+                    let id = row.id;
+                    self.park(vec![Parked { id, reason }]).await?;
+                    self.held.extend(row.key.map(str::to_owned));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one record and waits for its answer.
+    async fn send_one(
+        &self,
+        row: &Row<'_>,
+        encoder: &Encoder,
+        producer: &Producer,
+    ) -> Result<(), Pass> {
+        while self.left() < HAND_OVER_MARGIN {
+            if self.left() < PURGE_MARGIN {
+                return Err(Pass::Ended(Ended::Fenced));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        let tracker = Tracker::new();
+        let since = clock::now();
+        let handed = producer.send(row, encoder, &tracker, &mut Vec::new());
+        tracker.close();
+        if let Err(code) = handed {
+            return Err(self.refused_or_failed(code));
+        }
+        loop {
+            if let Some(code) = producer.failure() {
+                return Err(self.refused_or_failed(code));
+            }
+            if tracker.is_done() {
+                let took = clock::now().saturating_sub(since);
+                self.shared.stats.published(1, took);
+                self.shared.stats.broker(Ok(()));
+                return Ok(());
+            }
+            if self.left() < PURGE_MARGIN {
+                return Err(Pass::Ended(Ended::Fenced));
+            }
+            if clock::now().saturating_sub(since) > STALLED {
+                let code = producer.connection_error();
+                return Err(Pass::Failed(broker::classify(
+                    code,
+                    &self.shared.broker.topic,
+                )));
+            }
+            tokio::select! {
+                () = producer.changed() => {}
+                () = tokio::time::sleep(TICK) => {}
+            }
+        }
+    }
+
+    fn refused_or_failed(&self, code: rdkafka::types::RDKafkaErrorCode) -> Pass {
+        if broker::refuses_record(code) {
+            Pass::Refused
+        } else {
+            Pass::Failed(broker::classify(Some(code), &self.shared.broker.topic))
+        }
+    }
+}

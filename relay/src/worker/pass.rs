@@ -1,0 +1,249 @@
+//! A pass: batches read ahead, several in flight, positions stored in order.
+
+use super::hand_over::hand_over;
+use super::store::{Append, outcome};
+use super::{
+    Ended, HAND_OVER_MARGIN, IN_FLIGHT_BYTES, IN_FLIGHT_ROWS, LINGER, PURGE_MARGIN, Pass, SLOW,
+    STALLED, Sent, TICK, Worker,
+};
+use crate::broker;
+use crate::claim::{Batch, Kind};
+use crate::clock;
+use crate::encode::Encoder;
+use crate::park::Plan;
+use crate::position::Position;
+use crate::produce::Producer;
+use crate::source::Failure;
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// What a pass has under way.
+struct Flight {
+    producer: Producer,
+    encoder: Encoder,
+    batches: mpsc::Receiver<Result<Batch, Failure>>,
+    /// Handed over, oldest first.
+    sent: VecDeque<Sent>,
+    rows: usize,
+    bytes: usize,
+    /// Acknowledged; not yet being stored.
+    acknowledged: Option<Position>,
+    append: Option<Append>,
+    /// Must be stored before anything more is handed over.
+    gate: Option<Position>,
+    /// Has rows to park: waits until nothing is in flight, because parking may take long.
+    waiting: Option<(Batch, Plan)>,
+    stopping: bool,
+}
+
+impl Flight {
+    /// True when nothing is left to wait for.
+    fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+            && self.waiting.is_none()
+            && self.acknowledged.is_none()
+            && self.append.is_none()
+    }
+
+    fn age(&self, now: Duration) -> Duration {
+        self.sent
+            .front()
+            .map_or(Duration::ZERO, |sent| now.saturating_sub(sent.since))
+    }
+
+    fn hand_over(&mut self, batch: &Batch, aside: &[i64]) -> Result<(), Pass> {
+        let sent = hand_over(batch, aside, &self.producer, &self.encoder)?;
+        self.rows += sent.rows;
+        self.bytes += sent.bytes;
+        self.sent.push_back(sent);
+        Ok(())
+    }
+
+    fn takes_more(&self, now: Duration, left: Duration) -> bool {
+        !self.stopping
+            && self.gate.is_none()
+            && self.waiting.is_none()
+            && self.rows < IN_FLIGHT_ROWS
+            && self.bytes < IN_FLIGHT_BYTES
+            && self.age(now) < SLOW
+            && left >= HAND_OVER_MARGIN
+    }
+}
+
+impl Worker {
+    /// Publishes from the stored position on.
+    pub(super) async fn pass(&mut self, stop: &CancellationToken) -> Pass {
+        let max_message_bytes = match self.shared.broker.max_message_bytes().await {
+            Ok(limit) => limit,
+            Err(failure) => return Pass::Failed(failure),
+        };
+        let producer = match self.shared.broker.producer(max_message_bytes, LINGER) {
+            Ok(producer) => producer,
+            Err(failure) => return Pass::Failed(failure),
+        };
+        // One batch waits, one is being read: more would only cost memory.
+        let (sender, batches) = mpsc::channel(1);
+        let reader = tokio::spawn(self.reader().run(sender, self.shared.stats.polls.clone()));
+        let mut flight = Flight {
+            encoder: self.encoder(max_message_bytes),
+            producer,
+            batches,
+            sent: VecDeque::new(),
+            rows: 0,
+            bytes: 0,
+            acknowledged: None,
+            append: None,
+            gate: None,
+            waiting: None,
+            stopping: false,
+        };
+        let ended = loop {
+            if let Err(pass) = self.turn(&mut flight, stop).await {
+                break pass;
+            }
+        };
+        reader.abort();
+        self.land(flight, ended).await
+    }
+
+    /// One turn of the loop: looks at what changed, then waits for the next change.
+    async fn turn(&mut self, flight: &mut Flight, stop: &CancellationToken) -> Result<(), Pass> {
+        self.harvest(flight);
+        if let Some(code) = flight.producer.failure() {
+            return Err(if broker::refuses_record(code) {
+                Pass::Refused
+            } else {
+                Pass::Failed(self.explain(flight, Some(code)))
+            });
+        }
+        if flight.append.is_none()
+            && let Some(position) = flight.acknowledged.take()
+        {
+            flight.append = Some(self.append(position));
+        }
+        if flight.stopping && flight.is_empty() {
+            return Err(Pass::Ended(Ended::Stopped));
+        }
+        let now = clock::now();
+        let left = self.deadline.left(now);
+        if left < PURGE_MARGIN {
+            flight.producer.purge();
+            return Err(Pass::Ended(Ended::Fenced));
+        }
+        if flight.age(now) > STALLED {
+            return Err(Pass::Failed(self.explain(flight, None)));
+        }
+        if flight.sent.is_empty()
+            && let Some(waiting) = flight.waiting.take()
+        {
+            return self.take_waiting(flight, waiting).await;
+        }
+        let takes_more = flight.takes_more(now, left);
+        tokio::select! {
+            rows = outcome(flight.append.as_mut()) => {
+                if let Some(append) = flight.append.take() {
+                    self.appended(append, rows)?;
+                    if flight.gate.as_ref() == Some(&self.stored) {
+                        flight.gate = None;
+                    }
+                }
+            }
+            () = flight.producer.changed() => {}
+            batch = flight.batches.recv(), if takes_more => match batch {
+                Some(Ok(batch)) => self.take(flight, batch)?,
+                Some(Err(failure)) => return Err(failure.into()),
+                // The reader sends an error before it ends; it panicked.
+                None => return Err(crate::source::failure(
+                    fanout_contract::reason::SourceError::QueryFailed, "reading stopped").into()),
+            },
+            () = stop.cancelled(), if !flight.stopping => flight.stopping = true,
+            () = tokio::time::sleep(TICK) => {}
+        }
+        Ok(())
+    }
+
+    /// Takes a batch: hands it over, or lets it wait where rows must be parked first.
+    fn take(&mut self, flight: &mut Flight, batch: Batch) -> Result<(), Pass> {
+        if batch.kind == Kind::Begin {
+            flight.gate = Some(batch.after.clone());
+        }
+        let plan = self.plan(&batch, &flight.encoder)?;
+        if plan.parked.is_empty() {
+            return flight.hand_over(&batch, &[]);
+        }
+        flight.waiting = Some((batch, plan));
+        Ok(())
+    }
+
+    /// Parks what has to be, then hands the rest of the batch over.
+    async fn take_waiting(
+        &mut self,
+        flight: &mut Flight,
+        (batch, plan): (Batch, Plan),
+    ) -> Result<(), Pass> {
+        let limit = flight.producer.max_message_bytes;
+        let aside = self.set_aside(plan, limit).await?;
+        // That took its time: is enough of the lease left?
+        if self.left() < HAND_OVER_MARGIN {
+            return Err(Pass::Again);
+        }
+        flight.hand_over(&batch, &aside)
+    }
+
+    /// Takes acknowledged batches off the front.
+    fn harvest(&self, flight: &mut Flight) {
+        while let Some(sent) = flight
+            .sent
+            .pop_front_if(|sent| sent.tracker.is_done() && !sent.tracker.has_failed())
+        {
+            flight.rows -= sent.rows;
+            flight.bytes -= sent.bytes;
+            if sent.rows > 0 {
+                let took = clock::now().saturating_sub(sent.since);
+                self.shared.stats.published(sent.rows, took);
+                self.shared.stats.broker(Ok(()));
+            }
+            flight.acknowledged = Some(sent.after);
+        }
+    }
+
+    /// The failure behind `code`; the connection's own error says more than a timeout.
+    fn explain(
+        &self,
+        flight: &Flight,
+        code: Option<rdkafka::types::RDKafkaErrorCode>,
+    ) -> broker::Failure {
+        let code = code.filter(|code| broker::is_specific(*code));
+        let code = code.or_else(|| flight.producer.connection_error());
+        broker::classify(code, &self.shared.broker.topic)
+    }
+
+    /// Ends a pass: nothing is sent any more, and what was acknowledged meanwhile is stored.
+    async fn land(&mut self, mut flight: Flight, ended: Pass) -> Pass {
+        flight.producer.stop().await;
+        if matches!(ended, Pass::Ended(Ended::Fenced | Ended::Source(_))) {
+            return ended;
+        }
+        if let Some(mut append) = flight.append.take() {
+            let rows = append.outcome().await;
+            if let Err(pass) = self.appended(append, rows) {
+                return pass;
+            }
+        }
+        let mut last = flight.acknowledged.take();
+        while let Some(sent) = flight
+            .sent
+            .pop_front_if(|sent| sent.tracker.is_done() && !sent.tracker.has_failed())
+        {
+            last = Some(sent.after);
+        }
+        if let Some(position) = last
+            && let Err(pass) = self.store(position).await
+        {
+            return pass;
+        }
+        ended
+    }
+}
