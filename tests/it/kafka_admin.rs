@@ -4,6 +4,7 @@ use fanout_contract::kafka::{KafkaCredentials, Mechanism};
 use fanout_operator::kafka::{
     Cluster, ClusterParams, Clusters, CommitOutcome, ErrorClass, NewTopic, Watermarks,
 };
+use fanout_tests::services::kafka::{SASL_PASSWORD, SASL_USER};
 use fanout_tests::{eventually, services};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use rdkafka::config::ClientConfig;
@@ -392,6 +393,49 @@ async fn a_dead_broker_is_unreachable_and_a_silent_one_ends_at_the_deadline() {
         matches!(mute, ErrorClass::Timeout | ErrorClass::Unreachable),
         "{mute:?}"
     );
+}
+
+#[tokio::test]
+async fn a_refused_login_is_told_apart_from_a_dead_broker_and_at_once() {
+    let kafka = tokio::task::spawn_blocking(services::kafka).await.unwrap();
+    let clusters = Clusters::new();
+    let as_user = |password: &str| ClusterParams {
+        bootstrap_servers: kafka.sasl_bootstrap(),
+        mechanism: Mechanism::ScramSha512,
+        credentials: KafkaCredentials {
+            user: Some(SASL_USER.to_owned()),
+            password: Some(password.to_owned()),
+            ..KafkaCredentials::default()
+        },
+    };
+    let right = clusters.get(&as_user(SASL_PASSWORD)).await.unwrap();
+    right.cluster_id().await.unwrap();
+
+    let wrong = clusters.get(&as_user("wrong horse")).await.unwrap();
+    let started = Instant::now();
+    for _ in 0..20 {
+        let error = wrong.describe_topic("any").await.unwrap_err();
+        assert_eq!(error.class, ErrorClass::AuthenticationFailed);
+        assert!(!error.to_string().contains("horse"), "{error}");
+    }
+    // One deadline is ten seconds: none was waited out.
+    assert!(
+        started.elapsed() < Duration::from_secs(8),
+        "{:?}",
+        started.elapsed()
+    );
+
+    // A mechanism that the broker does not offer is a matter of credentials, too.
+    let mut other = as_user(SASL_PASSWORD);
+    other.mechanism = Mechanism::Plain;
+    let error = clusters
+        .get(&other)
+        .await
+        .unwrap()
+        .cluster_id()
+        .await
+        .unwrap_err();
+    assert_eq!(error.class, ErrorClass::AuthenticationFailed);
 }
 
 #[tokio::test]
