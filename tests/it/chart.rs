@@ -1,15 +1,13 @@
 //! The chart renders what Kubernetes accepts, refuses values it does not know, and agrees with what lies in manifests/.
 
-use fanout_tests::services::{api_server, dirs, run};
+mod installed;
+
+use clap::Parser as _;
+use fanout_tests::services::{dirs, run};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
-use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding};
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::Client;
-use kube::api::{Api, PostParams};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -224,263 +222,40 @@ fn the_digest_wins_over_the_tag_and_workers_run_the_same_image() {
 }
 
 #[test]
-fn no_right_has_a_wildcard_and_none_lets_the_operator_widen_its_own() {
-    let objects = documents(&template(&[]).unwrap());
-    let rules: Vec<PolicyRule> = of_kind::<ClusterRole>(&objects, "ClusterRole")
-        .into_iter()
-        .flat_map(|role| role.rules.unwrap_or_default())
-        .chain(
-            of_kind::<Role>(&objects, "Role")
-                .into_iter()
-                .flat_map(|role| role.rules.unwrap_or_default()),
-        )
-        .collect();
-    assert!(rules.len() > 8);
-    for rule in rules {
-        let words: Vec<&String> = rule
-            .verbs
-            .iter()
-            .chain(rule.resources.iter().flatten())
-            .chain(rule.api_groups.iter().flatten())
-            .collect();
-        for refused in [
-            "*",
-            "escalate",
-            "bind",
-            "impersonate",
-            "pods/exec",
-            "serviceaccounts/token",
-        ] {
-            assert!(words.iter().all(|word| *word != refused), "{rule:?}");
-        }
-        assert!(
-            rule.api_groups
-                .iter()
-                .flatten()
-                .all(|group| group != "rbac.authorization.k8s.io"),
-            "{rule:?}"
-        );
-    }
-}
-
-#[tokio::test]
-async fn an_api_server_takes_the_manifests_and_runs_the_pod_under_the_restricted_policy() {
-    let server = api_server();
-    let client = server.client().await;
-    let namespace = install(&client).await;
-    assert_eq!(namespace, "fanout-system");
-    let namespaces: Api<Namespace> = Api::all(client.clone());
-    let labels = namespaces
-        .get(&namespace)
-        .await
+fn the_operator_understands_its_arguments() {
+    let values = [
+        "kafka.prefix=\"prod.\"",
+        "egress.allowedCIDRs=[\"10.96.0.0/12\", \"fd00::/8\"]",
+        "log.format=\"text\"",
+    ];
+    let container = container(&documents(&template(&values).unwrap()));
+    let arguments = container["args"]
+        .as_array()
         .unwrap()
-        .metadata
-        .labels
-        .unwrap();
-    assert_eq!(labels["pod-security.kubernetes.io/enforce"], "restricted");
-
-    // What the Deployment controller would do; the policy judges pods.
-    let deployment: Deployment = Api::namespaced(client.clone(), &namespace)
-        .get("fanout-operator")
-        .await
-        .unwrap();
-    let template = deployment.spec.unwrap().template;
-    let pod = |change: &dyn Fn(&mut Value)| -> Pod {
-        let mut pod = json!({"metadata": {"name": "operator"}, "spec": template.spec});
-        change(&mut pod["spec"]);
-        serde_json::from_value(pod).unwrap()
-    };
-    let pods: Api<Pod> = Api::namespaced(client, &namespace);
-    let dry_run = PostParams {
-        dry_run: true,
-        ..PostParams::default()
-    };
-    pods.create(&dry_run, &pod(&|_| {})).await.unwrap();
-    let refused = pods
-        .create(
-            &dry_run,
-            &pod(&|spec| spec["containers"][0]["securityContext"]["capabilities"] = json!(null)),
-        )
-        .await
-        .expect_err("the policy is in force");
-    assert!(refused.to_string().contains("restricted"), "{refused}");
-}
-
-#[tokio::test]
-async fn the_operator_may_do_what_it_needs_and_nothing_more() {
-    let server = api_server();
-    let namespace = install(&server.client().await).await;
-    let kubeconfig = server.kubeconfig_of_service_account(&namespace, "fanout-operator");
-    let client = server.client_of(&kubeconfig, "fanout-tests").await;
-    let mut wrong = Vec::new();
-    for (allowed, verbs, group, resource, namespace) in [
-        (true, "get list watch", "fanout.dev", "fanouttopics", ""),
-        (true, "get list watch", "fanout.dev", "subscriptions", ""),
-        (true, "patch", "fanout.dev", "fanouttopics/status", "any"),
-        (true, "patch", "fanout.dev", "subscriptions/status", "any"),
-        (
-            true,
-            "get list watch create patch delete",
-            "apps",
-            "deployments",
-            "any",
-        ),
-        (
-            true,
-            "get list watch create patch delete",
-            "",
-            "secrets",
-            "any",
-        ),
-        (
-            true,
-            "get list create patch delete",
-            "",
-            "configmaps",
-            "any",
-        ),
-        (
-            true,
-            "get list create patch delete",
-            "",
-            "serviceaccounts",
-            "any",
-        ),
-        (true, "get list watch patch", "", "pods", "any"),
-        (true, "get", "", "namespaces", ""),
-        (true, "create patch", "events.k8s.io", "events", "any"),
-        (true, "create", "coordination.k8s.io", "leases", &namespace),
-        (
-            false,
-            "create update patch delete",
-            "fanout.dev",
-            "fanouttopics",
-            "any",
-        ),
-        (
-            false,
-            "create update patch delete",
-            "fanout.dev",
-            "subscriptions",
-            "any",
-        ),
-        (false, "create delete", "", "pods", "any"),
-        (false, "create", "", "pods/exec", "any"),
-        (false, "create", "", "serviceaccounts/token", "any"),
-        (false, "list create delete", "", "namespaces", ""),
-        (false, "deletecollection", "", "secrets", "any"),
-        (false, "create", "coordination.k8s.io", "leases", "any"),
-        (false, "get list", "", "services", "any"),
-        (
-            false,
-            "get list create",
-            "rbac.authorization.k8s.io",
-            "clusterroles",
-            "",
-        ),
-    ] {
-        for verb in verbs.split(' ') {
-            if may(&client, verb, group, resource, namespace).await != allowed {
-                wrong.push(format!(
-                    "{verb} {resource}.{group} in {namespace:?} must be {allowed}"
-                ));
-            }
-        }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[tokio::test]
-async fn helm_installs_warns_of_another_plural_and_uninstalls() {
-    let server = api_server();
-    let client = server.client().await;
-    let other: CustomResourceDefinition = serde_json::from_value(json!({
-        "metadata": {"name": "subscriptions.other.example.com"},
-        "spec": {
-            "group": "other.example.com", "scope": "Namespaced",
-            "names": {"plural": "subscriptions", "singular": "subscription", "kind": "Subscription", "listKind": "SubscriptionList"},
-            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object"}}}],
-        },
-    }))
-    .unwrap();
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    crds.create(&PostParams::default(), &other).await.unwrap();
-    let namespace = server.namespace("helm").await;
-    let kubeconfig = server.kubeconfig().display().to_string();
-    let release = format!("fanout-{namespace}");
-    let place = ["--kubeconfig", &kubeconfig, "--namespace", &namespace];
-
-    // The harness installed the CRDs, and Helm adopts nothing that it did not make.
-    let mut arguments = vec!["install", &release];
-    let chart = chart();
-    arguments.extend([chart.as_str(), "--set", "crds.install=false"]);
-    arguments.extend(place);
-    let said = helm(&arguments).unwrap();
-    assert!(said.contains("subscriptions.other.example.com"), "{said}");
-    assert!(
-        said.contains("kubectl get fanouttopics.fanout.dev,subscriptions.fanout.dev"),
-        "{said}"
+        .iter()
+        .filter_map(Value::as_str);
+    // What the kubelet puts in from the container's environment.
+    let arguments = arguments.map(|text| {
+        text.replace("$(POD_NAMESPACE)", "system")
+            .replace("$(POD_NAME)", "operator-0")
+    });
+    let command = container["command"][0].as_str().unwrap().to_owned();
+    let args =
+        fanout_operator::args::Args::try_parse_from(std::iter::once(command).chain(arguments))
+            .unwrap();
+    assert_eq!(
+        (args.namespace.as_str(), args.instance.as_str()),
+        ("system", "operator-0")
     );
-    let name = format!("{release}-fanout-operator");
-    let deployments: Api<Deployment> = Api::namespaced(client, &namespace);
-    assert!(deployments.get_opt(&name).await.unwrap().is_some());
-
-    let mut arguments = vec!["uninstall", &release, "--cascade", "background"];
-    arguments.extend(place);
-    helm(&arguments).unwrap();
-    assert!(deployments.get_opt(&name).await.unwrap().is_none());
-    assert!(
-        crds.get_opt("subscriptions.fanout.dev")
-            .await
-            .unwrap()
-            .is_some()
+    assert_eq!(args.kafka_prefix, "prod.");
+    assert_eq!(args.egress_allowed_cidrs.len(), 2);
+    assert_eq!(args.worker_image, container["image"]);
+    let port = container["ports"][0]["containerPort"].as_u64().unwrap();
+    assert_eq!(u64::from(args.admin_addr.port()), port);
+    assert_eq!(
+        args.lease_name, "fanout-operator",
+        "the one that its Role names"
     );
-    crds.delete(
-        "subscriptions.other.example.com",
-        &kube::api::DeleteParams::default(),
-    )
-    .await
-    .unwrap();
-}
-
-/// Applies manifests/install.yaml as its users do and returns the operator's namespace.
-async fn install(client: &Client) -> String {
-    api_server()
-        .apply(client, &repository().join("manifests/install.yaml"))
-        .await;
-    let objects = documents(&read("manifests/install.yaml"));
-    let namespaces: Vec<Namespace> = of_kind(&objects, "Namespace");
-    namespaces
-        .first()
-        .and_then(|namespace| namespace.metadata.name.clone())
-        .unwrap()
-}
-
-async fn may(client: &Client, verb: &str, group: &str, resource: &str, namespace: &str) -> bool {
-    let (resource, subresource) = resource
-        .split_once('/')
-        .map_or((resource, None), |(resource, below)| {
-            (resource, Some(below))
-        });
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(ResourceAttributes {
-                verb: Some(verb.to_owned()),
-                group: Some(group.to_owned()),
-                resource: Some(resource.to_owned()),
-                subresource: subresource.map(str::to_owned),
-                namespace: Some(namespace.to_owned()),
-                ..ResourceAttributes::default()
-            }),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let answer = Api::all(client.clone())
-        .create(&PostParams::default(), &review)
-        .await
-        .unwrap();
-    answer.status.is_some_and(|status| status.allowed)
 }
 
 /// Decodes into `K`, and fails when `K` does not know all of it.

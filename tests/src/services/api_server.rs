@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_mins(1);
 
 /// A running API server.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub struct ApiServer {
     dir: PathBuf,
     port: u16,
     // The server goes first: without etcd it would only complain.
-    _server: Process,
+    server: Process,
     _etcd: Process,
 }
 
@@ -41,7 +41,7 @@ impl ApiServer {
         let this = Self {
             dir,
             port,
-            _server: server,
+            server,
             _etcd: etcd,
         };
         this.wait_until_ready()?;
@@ -137,11 +137,11 @@ impl ApiServer {
         let file = self.dir.join(format!("{name}.kubeconfig"));
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: tests\n\
-             clusters: [{{name: tests, cluster: {{server: 'https://127.0.0.1:{}', certificate-authority: {:?}}}}}]\n\
+             clusters: [{{name: tests, cluster: {{server: 'https://127.0.0.1:{}', certificate-authority: '{}'}}}}]\n\
              users: [{{name: tests, user: {{token: {TOKEN}{identity}}}}}]\n\
              contexts: [{{name: tests, context: {{cluster: tests, user: tests}}}}]\n",
             self.port,
-            self.dir.join("certificates/apiserver.crt"),
+            self.dir.join("certificates/apiserver.crt").display(),
         );
         // By rename: tests run at the same time, and a half written file is no kubeconfig.
         let half = self
@@ -157,7 +157,7 @@ impl ApiServer {
     fn wait_until_ready(&self) -> anyhow::Result<()> {
         let deadline = Deadline::after(START_LIMIT);
         deadline.poll("the API server makes its certificate", || {
-            self._server.ensure_running()?;
+            self.server.ensure_running()?;
             Ok(self
                 .dir
                 .join("certificates/apiserver.crt")
@@ -169,7 +169,7 @@ impl ApiServer {
             .build()?;
         runtime.block_on(async {
             eventually(deadline.left(), "the API server is ready", async || {
-                self._server.ensure_running()?;
+                self.server.ensure_running()?;
                 let request = axum::http::Request::get("/readyz").body(Vec::new())?;
                 let client = client(&self.kubeconfig(), "fanout-tests").await?;
                 client
