@@ -20,13 +20,10 @@ pub struct Args {
     /// Name of the Lease that elects the leader; one per installation.
     #[arg(long, default_value = "fanout-operator")]
     pub lease_name: String,
-    /// Image of relay pods.
+    /// Image of the workers; it holds `/fanout-relay` and `/fanout-consumers`.
     #[arg(long)]
-    pub relay_image: String,
-    /// Image of consumer pods.
-    #[arg(long)]
-    pub consumers_image: String,
-    /// Pull policy of both images: Always, IfNotPresent or Never. Absent: the cluster's default.
+    pub worker_image: String,
+    /// Pull policy of the workers' image: Always, IfNotPresent or Never. Absent: the cluster's default.
     #[arg(long)]
     pub image_pull_policy: Option<String>,
     /// Precedes the names of Kafka topics and consumer groups that no spec names.
@@ -53,8 +50,7 @@ impl Args {
     /// The part that decides what is built.
     pub(crate) fn settings(&self) -> Settings {
         Settings {
-            relay_image: self.relay_image.clone(),
-            consumers_image: self.consumers_image.clone(),
+            worker_image: self.worker_image.clone(),
             image_pull_policy: self.image_pull_policy.clone(),
             kafka_prefix: self.kafka_prefix.clone(),
             egress_allowed: self.egress_allowed_cidrs.clone(),

@@ -33,7 +33,7 @@ pub(crate) fn place(subscription: Placeable<'_>, occupied: &BTreeMap<String, usi
     if let Some(recorded) = subscription.recorded.filter(|recorded| *recorded != own) {
         return recorded.to_owned();
     }
-    (0..)
+    (0..=u32::MAX)
         .map(|pool| names::pool_deployment(subscription.topic, pool))
         .find(|pool| occupied.get(pool).copied().unwrap_or(0) < POOL_CAPACITY)
         .unwrap_or(own)

@@ -5,11 +5,9 @@ use ipnet::IpNet;
 /// Settings of this installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Image of relay pods.
-    pub(crate) relay_image: String,
-    /// Image of consumer pods.
-    pub(crate) consumers_image: String,
-    /// Pull policy of both; absent: the cluster's default.
+    /// Image of the workers; it holds `/fanout-relay` and `/fanout-consumers`.
+    pub(crate) worker_image: String,
+    /// Its pull policy; absent: the cluster's default.
     pub(crate) image_pull_policy: Option<String>,
     /// Precedes Kafka topics and groups that the operator names.
     pub(crate) kafka_prefix: String,

@@ -188,7 +188,7 @@ async fn tell<K: Resource<DynamicType = ()>>(
     while let Some(event) = stream.next().await {
         match event {
             Ok(Event::Apply(object) | Event::InitApply(object)) => {
-                handler.changed(&object, Change::Applied)
+                handler.changed(&object, Change::Applied);
             }
             Ok(Event::Delete(object)) => handler.changed(&object, Change::Deleted),
             Ok(Event::Init) => {}

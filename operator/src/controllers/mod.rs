@@ -64,7 +64,7 @@ pub(crate) async fn run(
         leadership.caches_filled();
         let topics = applier(
             |object, ctx| Box::pin(fanout_topic::reconcile(object, ctx)),
-            fanout_topic::error_policy,
+            |object, error, ctx| retry(&*object, error, &ctx),
             Arc::clone(&ctx),
             ctx.stores.topics.clone(),
             requests(topic_requests, &shutdown),
@@ -72,7 +72,7 @@ pub(crate) async fn run(
         );
         let subscriptions = applier(
             |object, ctx| Box::pin(subscription::reconcile(object, ctx)),
-            subscription::error_policy,
+            |object, error, ctx| retry(&*object, error, &ctx),
             Arc::clone(&ctx),
             ctx.stores.subscriptions.clone(),
             requests(subscription_requests, &shutdown),

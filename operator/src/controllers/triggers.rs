@@ -11,7 +11,7 @@ use fanout_crds::condition::{LOG_READY, POSITION_INITIALIZED, READY, reason};
 use fanout_crds::{FanoutTopic, Subscription};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
 use kube::{Resource, ResourceExt};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -285,7 +285,7 @@ impl Handler<Deployment> for Triggers {
         let part = (
             part,
             deployment.metadata.generation,
-            deployment.metadata.managed_fields.as_ref().map(fields),
+            deployment.metadata.managed_fields.as_deref().map(fields),
         );
         if self.news("deployment", deployment, change, part) {
             self.topic_of(&deployment.metadata);
@@ -296,9 +296,7 @@ impl Handler<Deployment> for Triggers {
 }
 
 /// Who owns which fields, without the times: changes when somebody edits the object, not with its status.
-fn fields(
-    entries: &Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry>,
-) -> Vec<String> {
+fn fields(entries: &[ManagedFieldsEntry]) -> Vec<String> {
     entries
         .iter()
         .filter(|entry| entry.subresource.is_none())

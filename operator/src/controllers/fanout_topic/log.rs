@@ -183,3 +183,160 @@ pub(crate) fn problem(error: KafkaError) -> Problem {
         usable: false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live(id: &str, partitions: i32) -> TopicInfo {
+        TopicInfo {
+            id: id.to_owned(),
+            partitions,
+            replication_factor: 3,
+        }
+    }
+
+    fn run(
+        recorded: Option<&str>,
+        live: Option<&TopicInfo>,
+        partitions: i32,
+        keep_order: bool,
+    ) -> Decision {
+        let wanted_config = BTreeMap::from([("retention.ms".to_owned(), "1000".to_owned())]);
+        let config = BTreeMap::from([
+            ("retention.ms".to_owned(), "1000".to_owned()),
+            ("cleanup.policy".to_owned(), "delete".to_owned()),
+        ]);
+        decide(
+            Wanted {
+                name: "social.posts",
+                partitions: Some(partitions),
+                replication_factor: Some(3),
+                config: &wanted_config,
+                keep_order,
+            },
+            Known {
+                recorded,
+                live,
+                config: &config,
+            },
+        )
+    }
+
+    fn refusal(decision: Decision) -> (&'static str, bool, bool) {
+        match decision {
+            Decision::Refuse(problem) => (problem.reason, problem.needs_human, problem.usable),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_topic_that_never_was_is_created_as_the_spec_says() {
+        let Decision::Create(new) = run(None, None, 6, true) else {
+            panic!("not created");
+        };
+        assert_eq!((new.partitions, new.replication_factor), (Some(6), Some(3)));
+        assert_eq!(new.config["retention.ms"], "1000");
+    }
+
+    #[test]
+    fn a_topic_that_exists_is_taken_once_and_known_by_its_id() {
+        let ready = Decision::Ready {
+            id: "one".to_owned(),
+            drift: Vec::new(),
+        };
+        assert_eq!(run(None, Some(&live("one", 6)), 6, true), ready);
+        assert_eq!(run(Some("one"), Some(&live("one", 6)), 6, true), ready);
+    }
+
+    #[test]
+    fn another_id_is_never_touched() {
+        let decision = run(Some("one"), Some(&live("two", 3)), 6, false);
+        assert_eq!(refusal(decision), (reason::FOREIGN_TOPIC, true, false));
+    }
+
+    #[test]
+    fn a_topic_that_is_gone_is_not_made_again() {
+        let decision = run(Some("one"), None, 6, false);
+        assert_eq!(refusal(decision), (reason::TOPIC_DELETED, true, false));
+    }
+
+    #[test]
+    fn partitions_grow_unless_that_would_reorder_keys() {
+        let live = live("one", 3);
+        assert_eq!(run(Some("one"), Some(&live), 6, false), Decision::Grow(6));
+        let decision = run(Some("one"), Some(&live), 6, true);
+        assert_eq!(refusal(decision), (reason::REORDER_NOT_ALLOWED, true, true));
+    }
+
+    #[test]
+    fn what_differs_otherwise_is_said_and_left() {
+        let mut found = live("one", 12);
+        found.replication_factor = 1;
+        let Decision::Ready { drift, .. } = run(Some("one"), Some(&found), 6, true) else {
+            panic!("not ready");
+        };
+        assert_eq!(
+            drift,
+            [
+                "partitions is 12, spec says 6",
+                "replicationFactor is 1, spec says 3"
+            ]
+        );
+        let config = BTreeMap::from([("retention.ms".to_owned(), "5".to_owned())]);
+        let wanted = BTreeMap::from([("retention.ms".to_owned(), "1000".to_owned())]);
+        let decision = decide(
+            Wanted {
+                name: "t",
+                partitions: None,
+                replication_factor: None,
+                config: &wanted,
+                keep_order: false,
+            },
+            Known {
+                recorded: None,
+                live: Some(&found),
+                config: &config,
+            },
+        );
+        assert_eq!(
+            decision,
+            Decision::Ready {
+                id: "one".to_owned(),
+                drift: vec!["retention.ms is 5, spec says 1000".to_owned()]
+            }
+        );
+    }
+
+    #[test]
+    fn only_what_a_human_must_mend_stalls() {
+        let judged = |class| {
+            let problem = problem(KafkaError {
+                class,
+                operation: "describe topic",
+                code: 0,
+            });
+            (problem.reason, problem.needs_human)
+        };
+        assert_eq!(
+            judged(ErrorClass::Unreachable),
+            (reason::BROKER_UNREACHABLE, false)
+        );
+        assert_eq!(
+            judged(ErrorClass::Timeout),
+            (reason::BROKER_UNREACHABLE, false)
+        );
+        assert_eq!(
+            judged(ErrorClass::AuthenticationFailed),
+            (reason::BROKER_AUTHENTICATION_FAILED, true)
+        );
+        assert_eq!(
+            judged(ErrorClass::PermissionDenied),
+            (reason::BROKER_REFUSED, true)
+        );
+        assert_eq!(
+            judged(ErrorClass::InvalidReplicationFactor),
+            (reason::BROKER_REFUSED, true)
+        );
+    }
+}

@@ -306,11 +306,6 @@ async fn push(ctx: &Context, namespace: &str, desired: &[WorkerObjects]) -> Resu
     Ok(())
 }
 
-/// What a failed pass means for the next one.
-pub(crate) fn error_policy(object: Arc<GuardedTopic>, error: &Error, ctx: Arc<Context>) -> Action {
-    super::retry(&*object, error, &ctx)
-}
-
 /// Secrets that a FanoutTopic refers to, by name.
 pub(crate) fn secret_names(topic: &FanoutTopic) -> Vec<&str> {
     let fanout_crds::fanout_topic::Source::Postgres(postgres) = &topic.spec.source;

@@ -3,7 +3,7 @@
 use super::log::Problem;
 use crate::controllers::conditions::{self, Finding};
 use crate::controllers::error::Invalid;
-use crate::controllers::workers::{Availability, Pods, Report};
+use crate::controllers::workers::{self, Availability, Pods, Report};
 use fanout_contract::reason::BrokerError;
 use fanout_contract::relay;
 use fanout_crds::condition::{
@@ -100,7 +100,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
             settled: false,
         },
         |relays| {
-            super::super::workers::availability(relays.pods, &relays.reports, |status| {
+            workers::availability(relays.pods, &relays.reports, |status| {
                 status.config_hash == relays.hash
             })
         },
@@ -153,10 +153,8 @@ fn log_ready(outcome: &Outcome, old: &FanoutTopicStatus) -> Finding {
     match &outcome.log {
         Some(Err(problem)) => Finding::no(problem.reason, &problem.message),
         Some(Ok(state)) => {
-            let reported = outcome.relay.iter().flat_map(|relays| &relays.reports);
-            let broken = reported
-                .filter_map(|report| report.status.as_ref()?.broker_error.as_ref())
-                .next();
+            let broken =
+                statuses(outcome.relay.as_ref()).find_map(|status| status.broker_error.as_ref());
             match broken {
                 Some(problem) => Finding::no(broker_reason(problem.class), &problem.message),
                 None if state.drift.is_empty() => Finding::yes(reason::SUCCEEDED, ""),

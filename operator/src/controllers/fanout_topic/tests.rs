@@ -123,8 +123,7 @@ fn member(name: &str, placement: &str) -> Member {
 
 fn settings() -> Settings {
     Settings {
-        relay_image: "registry/relay:1".to_owned(),
-        consumers_image: "registry/consumers:1".to_owned(),
+        worker_image: "registry/fanout:1".to_owned(),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         kafka_prefix: String::new(),
         egress_allowed: Vec::new(),

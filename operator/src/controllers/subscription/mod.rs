@@ -4,6 +4,8 @@
 mod observe;
 pub(crate) mod position;
 pub(crate) mod status;
+#[cfg(test)]
+mod tests;
 pub(crate) mod validate;
 
 use super::conditions::{self, Finding};
@@ -271,7 +273,7 @@ async fn position_of(
     };
     let group = Group {
         cluster: &cluster,
-        group_id,
+        id: group_id,
         topic: &topic.log.topic,
         topic_id,
     };
@@ -353,15 +355,6 @@ fn worker(ctx: &Context, subscription: &Subscription, outcome: &Outcome) -> Opti
         reports,
         overdue,
     })
-}
-
-/// What a failed pass means for the next one.
-pub(crate) fn error_policy(
-    object: Arc<GuardedSubscription>,
-    error: &Error,
-    ctx: Arc<Context>,
-) -> Action {
-    super::retry(&*object, error, &ctx)
 }
 
 /// Secrets that a Subscription refers to, by name.

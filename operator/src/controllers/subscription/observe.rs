@@ -12,7 +12,7 @@ pub(crate) struct Group<'a> {
     /// The cluster.
     pub(crate) cluster: &'a Cluster,
     /// Consumer group.
-    pub(crate) group_id: &'a str,
+    pub(crate) id: &'a str,
     /// Kafka topic.
     pub(crate) topic: &'a str,
     /// UUID it must have.
@@ -62,7 +62,7 @@ impl Group<'_> {
     pub(crate) async fn observe(&self) -> Result<Observed, Missing> {
         let (info, committed) = tokio::try_join!(
             self.cluster.describe_topic(self.topic),
-            self.cluster.committed(self.group_id, self.topic),
+            self.cluster.committed(self.id, self.topic),
         )?;
         let info = info
             .filter(|info| info.id == self.topic_id)
@@ -98,7 +98,7 @@ impl Group<'_> {
     pub(crate) async fn commit(&self, offsets: &Offsets) -> Result<Finding, Missing> {
         let outcome = self
             .cluster
-            .commit_missing(self.group_id, self.topic, offsets)
+            .commit_missing(self.id, self.topic, offsets)
             .await?;
         Ok(match outcome {
             CommitOutcome::Committed => Finding::yes(reason::SUCCEEDED, ""),

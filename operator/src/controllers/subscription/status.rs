@@ -81,17 +81,18 @@ pub(crate) fn next(
     let generation = subscription.metadata.generation.unwrap_or_default();
     let before = |kind| conditions::get(&old.conditions, kind).unwrap_or_else(pending);
     let reported = reported(subscription, outcome.worker.as_ref());
+    let stopped = stopped(&reported, generation);
     let position = outcome
         .position
         .clone()
         .unwrap_or_else(|| before(POSITION_INITIALIZED));
-    let sink = sink_accepted(outcome, &reported);
+    let sink = sink_accepted(outcome, stopped);
     let workers = outcome.worker.as_ref().map_or_else(
         || before(WORKERS_AVAILABLE),
         |worker| workers_available(worker, &reported, generation, &before(WORKERS_AVAILABLE)),
     );
     let delivering = delivering(&reported).unwrap_or_else(|| before(DELIVERING));
-    let stalled = stalled(outcome, &reported);
+    let stalled = stalled(outcome, stopped);
     let ready = ready(
         subscription,
         outcome,
@@ -137,27 +138,36 @@ fn pending() -> Finding {
     Finding::unknown(reason::PENDING, "")
 }
 
-/// What the pods of its worker report of this Subscription: `None` for a pod whose status is not known, `Some(None)` for
-/// one that does not have it.
-fn reported<'a>(
-    subscription: &Subscription,
-    worker: Option<&'a Worker>,
-) -> Vec<Option<Option<&'a Reported>>> {
+/// What one pod of its worker reports of this Subscription.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen<'a> {
+    /// Its status is not known.
+    Unknown,
+    /// It does not have the Subscription.
+    Absent,
+    /// It has it.
+    Entry(&'a Reported),
+}
+
+fn reported<'a>(subscription: &Subscription, worker: Option<&'a Worker>) -> Vec<Seen<'a>> {
     let uid = subscription.uid().unwrap_or_default();
     worker
         .into_iter()
         .flat_map(|worker| &worker.reports)
         .map(|report| {
-            report
-                .status
-                .as_ref()
-                .map(|status| status.subscriptions.iter().find(|entry| entry.uid == uid))
+            report.status.as_ref().map_or(Seen::Unknown, |status| {
+                let entry = status.subscriptions.iter().find(|entry| entry.uid == uid);
+                entry.map_or(Seen::Absent, Seen::Entry)
+            })
         })
         .collect()
 }
 
-fn entries<'a>(reported: &'a [Option<Option<&'a Reported>>]) -> impl Iterator<Item = &'a Reported> {
-    reported.iter().filter_map(|pod| pod.flatten())
+fn entries<'a>(reported: &[Seen<'a>]) -> impl Iterator<Item = &'a Reported> {
+    reported.iter().filter_map(|seen| match seen {
+        Seen::Entry(entry) => Some(*entry),
+        Seen::Unknown | Seen::Absent => None,
+    })
 }
 
 /// Reasons that say that the sink can't be used as it is.
@@ -186,27 +196,23 @@ const fn stop_reason(reason: StopReason) -> &'static str {
     }
 }
 
-fn stopped<'a>(
-    reported: &'a [Option<Option<&'a Reported>>],
-    which: impl Fn(StopReason) -> bool,
-) -> Option<(StopReason, &'a Reported)> {
+/// A reason of a human's kind that this generation stopped for. What an older one stopped for may be mended.
+fn stopped<'a>(reported: &[Seen<'a>], generation: i64) -> Option<(StopReason, &'a Reported)> {
     entries(reported)
-        .filter(|entry| entry.state == SubscriptionState::Stopped)
+        .filter(|entry| entry.state == SubscriptionState::Stopped && entry.generation == generation)
         .find_map(|entry| {
-            entry
-                .reason
-                .filter(|reason| which(*reason))
-                .map(|reason| (reason, entry))
+            let reason = entry.reason.filter(|reason| needs_human(*reason))?;
+            Some((reason, entry))
         })
 }
 
-fn sink_accepted(outcome: &Outcome, reported: &[Option<Option<&Reported>>]) -> Finding {
+fn sink_accepted(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
     if let Some(invalid) = &outcome.invalid
         && invalid.reason != reason::FILTER_INVALID
     {
         return Finding::no(invalid.reason, &invalid.message);
     }
-    if let Some((reason, entry)) = stopped(reported, is_sink_problem) {
+    if let Some((reason, entry)) = stopped.filter(|(reason, _)| is_sink_problem(*reason)) {
         return Finding::no(
             stop_reason(reason),
             entry.message.clone().unwrap_or_default(),
@@ -217,7 +223,7 @@ fn sink_accepted(outcome: &Outcome, reported: &[Option<Option<&Reported>>]) -> F
 
 fn workers_available(
     worker: &Worker,
-    reported: &[Option<Option<&Reported>>],
+    reported: &[Seen<'_>],
     generation: i64,
     before: &Finding,
 ) -> Finding {
@@ -227,7 +233,7 @@ fn workers_available(
             format!("0 of {} pods are ready", worker.pods.wanted),
         );
     }
-    if reported.is_empty() || reported.contains(&None) {
+    if reported.is_empty() || reported.contains(&Seen::Unknown) {
         // One answer that is missing is no news.
         return if before.holds() {
             before.clone()
@@ -238,10 +244,9 @@ fn workers_available(
             )
         };
     }
-    let current = |pod: &Option<Option<&Reported>>| {
-        pod.flatten().is_some_and(|entry| {
-            entry.generation == generation && entry.state != SubscriptionState::Starting
-        })
+    let current = |seen: &Seen<'_>| {
+        matches!(seen, Seen::Entry(entry)
+            if entry.generation == generation && entry.state != SubscriptionState::Starting)
     };
     if !reported.iter().all(current) || worker.overdue {
         return Finding::no(
@@ -253,7 +258,7 @@ fn workers_available(
 }
 
 /// `None` while nothing says otherwise than before.
-fn delivering(reported: &[Option<Option<&Reported>>]) -> Option<Finding> {
+fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
     let failing = entries(reported).find(|entry| {
         entry.state == SubscriptionState::Stopped
             || entry.delivering == Some(false)
@@ -271,11 +276,11 @@ fn delivering(reported: &[Option<Option<&Reported>>]) -> Option<Finding> {
         .then(|| Finding::yes(reason::SUCCEEDED, ""))
 }
 
-fn stalled(outcome: &Outcome, reported: &[Option<Option<&Reported>>]) -> Finding {
+fn stalled(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
     if let Some(invalid) = &outcome.invalid {
         return Finding::yes(invalid.reason, &invalid.message);
     }
-    if let Some((reason, entry)) = stopped(reported, needs_human) {
+    if let Some((reason, entry)) = stopped {
         return Finding::yes(
             stop_reason(reason),
             entry.message.clone().unwrap_or_default(),

@@ -130,14 +130,12 @@ fn spread(worker: &Worker<'_>) -> Vec<TopologySpreadConstraint> {
 }
 
 fn container(worker: &Worker<'_>) -> Container {
-    let image = match worker.role {
-        Role::Relay => &worker.settings.relay_image,
-        Role::Consumers => &worker.settings.consumers_image,
-    };
     Container {
         name: worker.role.application().to_owned(),
-        image: Some(image.clone()),
+        image: Some(worker.settings.worker_image.clone()),
         image_pull_policy: worker.settings.image_pull_policy.clone(),
+        // One image holds all binaries.
+        command: Some(vec![format!("/{}", worker.role.application())]),
         args: Some(vec![
             format!("--config-dir={}", names::CONFIG_DIR),
             "--instance=$(POD_NAME)".to_owned(),
