@@ -86,7 +86,7 @@ start_services() {
 
 install_operator() {
   helm_cli upgrade --install "$release" "$root/charts/fanout-operator" --namespace "$operator_namespace" --create-namespace \
-    --set "image.repository=${image[product]%:*}" --set "image.tag=${image[product]##*:}" \
+    --set image.registry= --set "image.repository=${image[product]%:*}" --set "image.tag=${image[product]##*:}" \
     --set "egress.allowedCIDRs={$(cluster_ranges)}" --wait --timeout 120s >/dev/null
   progress "the operator is installed"
 }
