@@ -1,6 +1,6 @@
 //! The API of group `fanout.dev`: the types of both kinds, their rules, and the CRDs generated from them.
 //!
-//! The YAML lies beside this crate's source (`crds/*.yaml`) and is written by `cargo run -p fanout-crds --bin crdgen`.
+//! The YAML lies beside this crate's source (`crds/*.yaml`) and is written by `make generate`.
 
 // The derive of KubeSchema makes a second, private struct that is `pub` inside a function.
 #![allow(unreachable_pub)]

@@ -30,7 +30,7 @@ pub fn yaml(crd: &CustomResourceDefinition) -> String {
     let mut crd = serde_json::to_value(crd).expect("a CRD is JSON");
     whole_numbers(&mut crd);
     let body = serde_yaml::to_string(&crd).expect("JSON is YAML");
-    format!("# Generated from crds/src by crdgen. Do not edit.\n{body}")
+    format!("# Generated from crds/src by `make generate`. Do not edit.\n{body}")
 }
 
 /// Bounds are floating point in the types of a CRD; 64 reads better than 64.0.

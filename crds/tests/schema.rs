@@ -5,14 +5,14 @@ use serde_json::Value;
 use std::path::Path;
 
 #[test]
-fn the_yaml_beside_the_types_is_what_crdgen_writes() {
+fn the_yaml_beside_the_types_is_what_the_types_say() {
     for crd in fanout_crds::crds() {
         let file =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{}.yaml", crd.spec.names.plural));
         let found = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             found == fanout_crds::yaml(&crd),
-            "{} is not what the types say: run `cargo run -p fanout-crds --bin crdgen`",
+            "{} is not what the types say: run `make generate`",
             file.display()
         );
         let parsed: CustomResourceDefinition =

@@ -162,7 +162,7 @@ fn the_crds_are_those_of_the_types_and_stay_at_uninstall() {
 fn generated_files_are_up_to_date() {
     let fresh = dirs::private("manifests", 0o700).unwrap();
     run(Command::new("bash")
-        .arg(repository().join("charts/generate.sh"))
+        .arg(repository().join("crds/generate.sh"))
         .arg(&fresh))
     .unwrap();
     let mut pairs: Vec<(PathBuf, PathBuf)> = ["crds.yaml", "install.yaml"]
@@ -180,7 +180,7 @@ fn generated_files_are_up_to_date() {
             [&source, &generated].map(|file| std::fs::read_to_string(file).unwrap_or_default());
         assert!(
             source == found,
-            "{} is out of date: run charts/generate.sh",
+            "{} is out of date: run `make generate`",
             generated.display()
         );
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes what is generated from the API types and the chart: the CRDs, their copies in the chart, and manifests/*.yaml.
 #
-#   charts/generate.sh            writes the files
-#   charts/generate.sh FOLDER     renders manifests into FOLDER instead and changes nothing else; tests compare the two
+#   crds/generate.sh            writes the files
+#   crds/generate.sh FOLDER     renders manifests into FOLDER instead and changes nothing else; tests compare the two
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,6 +32,6 @@ metadata:
 YAML
 }
 
-header='# Rendered from charts/fanout-operator by charts/generate.sh. Do not edit.'
+header='# Rendered from charts/fanout-operator by `make generate`. Do not edit.'
 { echo "$header" && render --show-only templates/crds.yaml; } >"$out/crds.yaml"
 { echo "$header" && namespace && render; } >"$out/install.yaml"
