@@ -6,6 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod chart;
 mod checker;
 mod crds;
 mod demo;
