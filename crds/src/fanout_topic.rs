@@ -65,10 +65,10 @@ pub struct PostgresSource {
     /// Secret value with the PEM certificates that sign the server's certificate. Absent: the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_secret_ref: Option<SecretKeyRef>,
-    /// Outbox table as `schema.table`, or `table` in schema `public`. Names are case-sensitive. Immutable.
+    /// Outbox table as `schema.table`. Names are case-sensitive. Immutable.
     #[schemars(
         length(min = 1, max = 127),
-        regex(pattern = r"^[A-Za-z_][A-Za-z0-9_$]{0,62}(\.[A-Za-z_][A-Za-z0-9_$]{0,62})?$")
+        regex(pattern = r"^[A-Za-z_][A-Za-z0-9_$]{0,62}\.[A-Za-z_][A-Za-z0-9_$]{0,62}$")
     )]
     #[x_kube(validation = Rule::new("self == oldSelf").message("table must not change"))]
     pub table: String,

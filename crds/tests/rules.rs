@@ -73,7 +73,7 @@ fn the_smallest_objects_are_filled_with_defaults() {
     let topic = with_defaults(&json!({
         "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": "posts"},
         "spec": {
-            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "outbox"}},
+            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
             "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
         },
     }));

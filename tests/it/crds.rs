@@ -120,7 +120,7 @@ async fn a_status_of_the_types_is_stored_as_written() {
     let object = json!({
         "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": "posts"},
         "spec": {
-            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "outbox"}},
+            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
             "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
         },
     });
