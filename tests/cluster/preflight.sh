@@ -12,17 +12,22 @@ unshare --mount --pid --fork --net --ipc --uts true 2>/dev/null || refuse "this 
 [ -w /sys/fs/cgroup ] || refuse "control groups cannot be written here (an unprivileged container?)"
 grep -qw overlay /proc/filesystems || modprobe overlay 2>/dev/null || refuse "this kernel has no overlay file system"
 
-for name in kubelet k3s k3s-server k3s-agent k0s rke2 kubelite; do
-  for comm in /proc/[0-9]*/comm; do
-    if [ "$(cat "$comm" 2>/dev/null)" = "$name" ]; then refuse "this machine already runs Kubernetes ($name, process $(basename "$(dirname "$comm")"))"; fi
-  done
+for comm in /proc/[0-9]*/comm; do
+  name=$(cat "$comm" 2>/dev/null) || continue
+  process=${comm//[!0-9]/}
+  case $name in
+  # identity fails for what has ended and only waits for its parent.
+  kubelet | kubelite | k3s | k3s-* | k0s | rke2) ! identity "$process" >/dev/null || refuse "this machine already runs Kubernetes ($name, process $process)" ;;
+  esac
 done
 # The machine's end of the cable exists only as long as a node does.
 [ ! -e "/sys/class/net/$host_link" ] || die "another local cluster of this project runs on this machine, with another cache folder than $cache"
 
 for range in $node_range $service_range; do
-  if overlap=$(ip -4 route show root "$range") && [ -n "$overlap" ]; then refuse "this machine has a route into $range, which the cluster uses: $overlap"; fi
-  if overlap=$(ip -4 route show match "$range" | grep -v ^default) && [ -n "$overlap" ]; then refuse "this machine has a route over $range, which the cluster uses: $overlap"; fi
+  # Routes inside the range, and those around it; the cluster's would win over either.
+  overlap=$(ip -4 route show table all root "$range"; ip -4 route show table all match "$range")
+  overlap=$(grep -v ^default <<<"$overlap" | head -n1) || continue
+  [ -z "$overlap" ] || refuse "this machine has a route that overlaps with $range, which the cluster uses: $overlap"
 done
 
 missing=$("$here/../packages.sh" --list cluster)

@@ -1,0 +1,96 @@
+//! The local cluster: started if it does not run, and then stopped again at the end.
+
+use crate::command::{output, tests_dir};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// The running cluster.
+#[derive(Debug)]
+pub(crate) struct Node {
+    kubeconfig: PathBuf,
+    kubectl: PathBuf,
+    started_here: bool,
+}
+
+impl Node {
+    /// Uses the cluster that runs, or starts one.
+    pub(crate) fn start() -> Self {
+        let runs = script("kubeconfig.sh")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
+            .success();
+        let kubeconfig = PathBuf::from(output(&mut script("up.sh")).trim());
+        let binaries = PathBuf::from(output(script("build.sh").arg("kube")).trim());
+        Self {
+            kubeconfig,
+            kubectl: binaries.join("kubectl"),
+            started_here: !runs,
+        }
+    }
+
+    pub(crate) fn kubectl(&self) -> Command {
+        let mut command = Command::new(&self.kubectl);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command
+    }
+
+    pub(crate) fn helm(&self) -> Command {
+        let mut command = Command::new(output(&mut script("helm.sh")).trim());
+        command.env("KUBECONFIG", &self.kubeconfig);
+        command
+    }
+
+    /// Packs an image and makes it known to the cluster; returns its name.
+    pub(crate) fn load_image(&self, name: &str) -> String {
+        let mut pack = Command::new(tests_dir().join("images/pack.sh"));
+        pack.arg(name);
+        if matches!(name, "product" | "demo") {
+            // The folder of the programs that cargo built together with this test.
+            pack.arg(
+                PathBuf::from(env!("CARGO_BIN_EXE_fanout-demo"))
+                    .parent()
+                    .unwrap(),
+            );
+        }
+        let packed = output(&mut pack);
+        let (reference, archive) = packed.trim().split_once(' ').unwrap();
+        self.library("import_image", &[archive]);
+        reference.to_owned()
+    }
+
+    /// Stops or resumes every process of a container, as the runtime does it.
+    pub(crate) fn container(&self, action: &str, id: &str) {
+        let arguments = "ctr --address /run/node/containerd.sock --namespace k8s.io tasks";
+        let arguments: Vec<&str> = arguments.split(' ').chain([action, id]).collect();
+        self.library("in_node", &arguments);
+    }
+
+    /// Calls a function of lib.sh.
+    fn library(&self, function: &str, arguments: &[&str]) {
+        let mut command = Command::new("bash");
+        command
+            .args(["-euc", r#". "$0"; "$@""#])
+            .arg(tests_dir().join("cluster/lib.sh"))
+            .arg(function)
+            .args(arguments);
+        output(&mut command);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if self.started_here {
+            let status = script("down.sh").status();
+            assert!(
+                status.is_ok_and(|status| status.success()) || std::thread::panicking(),
+                "the cluster could not be stopped"
+            );
+        }
+    }
+}
+
+fn script(name: &str) -> Command {
+    Command::new(tests_dir().join("cluster").join(name))
+}
