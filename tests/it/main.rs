@@ -10,5 +10,7 @@ mod chart;
 mod checker;
 mod crds;
 mod demo;
+mod end_to_end;
 mod harness;
 mod kafka_admin;
+mod relay;

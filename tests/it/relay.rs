@@ -1,0 +1,57 @@
+//! The relay: what design and manifest promise about it, each with a test that fails without the rule.
+
+mod delivery;
+mod sharing;
+
+use fanout_tests::Sandbox;
+use fanout_tests::checker::Checker;
+use fanout_tests::checker::load::Journal;
+use fanout_tests::verdict::Verdict;
+use sqlx::AssertSqlSafe;
+use std::time::Duration;
+
+/// Long enough for anything that works, on a busy machine.
+const LIMIT: Duration = Duration::from_mins(2);
+
+/// Runs statements as the superuser.
+async fn execute(sandbox: &Sandbox, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+        .execute(sandbox.pool())
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+/// The one value of the one row that `sql` returns, as text.
+async fn value(sandbox: &Sandbox, sql: &str) -> Option<String> {
+    sqlx::query_scalar(AssertSqlSafe(format!("select ({sql})::text")))
+        .fetch_one(sandbox.pool())
+        .await
+        .unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+/// Commits `rows` events of `keys` keys in one transaction.
+async fn insert(sandbox: &Sandbox, rows: usize, keys: usize) {
+    execute(
+        sandbox,
+        &format!(
+            "insert into outbox (topic, key, type, subject, payload)
+             select '{}', 'bulk-' || n % {keys}, 'bulk', 'bulk/' || nextval('bulk'), '{{}}'
+               from generate_series(1, {rows}) n",
+            sandbox.topic_name
+        ),
+    )
+    .await;
+}
+
+/// A sandbox whose [`insert`] numbers its events.
+async fn sandbox(test: &str) -> Sandbox {
+    let sandbox = Sandbox::new(test).await;
+    execute(&sandbox, "create sequence bulk").await;
+    sandbox
+}
+
+/// Judges the topic until nothing is missing.
+async fn settled(sandbox: &Sandbox, journal: &Journal) -> Verdict {
+    let checker = Checker::new(sandbox, journal).await;
+    Checker::settle(LIMIT, async || checker.judge_log().await).await
+}
