@@ -300,6 +300,9 @@ impl Drop for Options {
 /// Partitions of one topic with an offset each.
 struct List(NonNull<rd::rd_kafka_topic_partition_list_t>);
 
+// SAFETY: a list is plain memory that belongs to whoever holds it.
+unsafe impl Send for List {}
+
 impl List {
     fn new(topic: &str, offsets: impl Iterator<Item = (i32, i64)>) -> Result<Self, Failure> {
         let topic = c_string(topic)?;

@@ -7,7 +7,7 @@ use crate::kafka::error::Failure;
 use rdkafka_sys as rd;
 use rdkafka_sys::rd_kafka_admin_op_t as Op;
 use std::collections::BTreeMap;
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
@@ -42,32 +42,18 @@ impl Native {
             .iter()
             .map(|(name, value)| Ok((c_string(name)?, c_string(value)?)))
             .collect::<Result<Vec<(CString, CString)>, Failure>>()?;
-        let mut text = [0; 128];
-        // SAFETY: `new` copies the name and fills at most the buffer's length; null means refused. `set_config`
-        // copies both strings.
-        let topic = unsafe {
-            let topic = NonNull::new(rd::rd_kafka_NewTopic_new(
-                name.as_ptr(),
-                partitions,
-                replication_factor,
-                text.as_mut_ptr(),
-                text.len(),
-            ))
-            .ok_or(Failure::INVALID)?;
-            for (name, value) in &config {
-                rd::rd_kafka_NewTopic_set_config(topic.as_ptr(), name.as_ptr(), value.as_ptr());
-            }
-            topic
-        };
         let operation = Op::RD_KAFKA_ADMIN_OP_CREATETOPICS;
-        let request = self.request(operation, timeout, |rk, options, queue| {
-            let mut topics = [topic.as_ptr()];
-            // SAFETY: the call copies the topic, which is ours to destroy.
-            unsafe {
-                rd::rd_kafka_CreateTopics(rk, topics.as_mut_ptr(), topics.len(), options, queue);
-                rd::rd_kafka_NewTopic_destroy(topic.as_ptr());
-            }
-        });
+        let request = {
+            let topic = new_topic(&name, partitions, replication_factor, &config)?;
+            self.request(operation, timeout, |rk, options, queue| {
+                let mut topics = [topic.as_ptr()];
+                // SAFETY: the call copies the topic, which is ours to destroy.
+                unsafe {
+                    rd::rd_kafka_CreateTopics(rk, topics.as_mut_ptr(), 1, options, queue);
+                    rd::rd_kafka_NewTopic_destroy(topic.as_ptr());
+                }
+            })
+        };
         let event = request
             .result(rd::RD_KAFKA_EVENT_CREATETOPICS_RESULT)
             .await?;
@@ -89,26 +75,18 @@ impl Native {
         timeout: Duration,
     ) -> Result<(), Failure> {
         let name = c_string(name)?;
-        let mut text = [0; 128];
-        // SAFETY: as in `create_topic`.
-        let partitions = unsafe {
-            NonNull::new(rd::rd_kafka_NewPartitions_new(
-                name.as_ptr(),
-                total,
-                text.as_mut_ptr(),
-                text.len(),
-            ))
-            .ok_or(Failure::INVALID)?
-        };
         let operation = Op::RD_KAFKA_ADMIN_OP_CREATEPARTITIONS;
-        let request = self.request(operation, timeout, |rk, options, queue| {
-            let mut all = [partitions.as_ptr()];
-            // SAFETY: the call copies the request, which is ours to destroy.
-            unsafe {
-                rd::rd_kafka_CreatePartitions(rk, all.as_mut_ptr(), all.len(), options, queue);
-                rd::rd_kafka_NewPartitions_destroy(partitions.as_ptr());
-            }
-        });
+        let request = {
+            let partitions = new_partitions(&name, total)?;
+            self.request(operation, timeout, |rk, options, queue| {
+                let mut all = [partitions.as_ptr()];
+                // SAFETY: the call copies the request, which is ours to destroy.
+                unsafe {
+                    rd::rd_kafka_CreatePartitions(rk, all.as_mut_ptr(), 1, options, queue);
+                    rd::rd_kafka_NewPartitions_destroy(partitions.as_ptr());
+                }
+            })
+        };
         let event = request
             .result(rd::RD_KAFKA_EVENT_CREATEPARTITIONS_RESULT)
             .await?;
@@ -350,6 +328,45 @@ impl Native {
             group_partitions(slice(groups, count))
         }
     }
+}
+
+/// A topic to create, which is the caller's to destroy.
+fn new_topic(
+    name: &CStr,
+    partitions: i32,
+    replication_factor: i32,
+    config: &[(CString, CString)],
+) -> Result<NonNull<rd::rd_kafka_NewTopic_t>, Failure> {
+    let mut text = [0; 128];
+    // SAFETY: `new` copies the name and fills at most the buffer's length; null means refused. `set_config` copies
+    // both strings.
+    unsafe {
+        let topic = NonNull::new(rd::rd_kafka_NewTopic_new(
+            name.as_ptr(),
+            partitions,
+            replication_factor,
+            text.as_mut_ptr(),
+            text.len(),
+        ))
+        .ok_or(Failure::INVALID)?;
+        for (name, value) in config {
+            rd::rd_kafka_NewTopic_set_config(topic.as_ptr(), name.as_ptr(), value.as_ptr());
+        }
+        Ok(topic)
+    }
+}
+
+/// A request for more partitions, which is the caller's to destroy.
+fn new_partitions(
+    name: &CStr,
+    total: usize,
+) -> Result<NonNull<rd::rd_kafka_NewPartitions_t>, Failure> {
+    let mut text = [0; 128];
+    // SAFETY: as in `new_topic`.
+    let partitions = unsafe {
+        rd::rd_kafka_NewPartitions_new(name.as_ptr(), total, text.as_mut_ptr(), text.len())
+    };
+    NonNull::new(partitions).ok_or(Failure::INVALID)
 }
 
 /// SAFETY: topic results of an event that outlives the call.

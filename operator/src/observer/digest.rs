@@ -1,0 +1,202 @@
+//! What of a worker's status matters to conditions: a change of it asks for a reconcile, a change of a number does not. Pure.
+
+use super::poll::WorkerStatus;
+use super::{Trigger, TriggerKind};
+use fanout_contract::consumer::{ConsumerStatus, SubscriptionStatus};
+use fanout_contract::relay::RelayStatus;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+/// Which objects `new` has news for, compared with `old`.
+pub(super) fn news(
+    namespace: &str,
+    topic: &str,
+    old: Option<&WorkerStatus>,
+    new: Option<&WorkerStatus>,
+) -> BTreeSet<Trigger> {
+    let of_topic = old.map(topic_part) != new.map(topic_part);
+    let (before, after) = (subscriptions(old), subscriptions(new));
+    let changed = before
+        .keys()
+        .chain(after.keys())
+        .filter(|name| before.get(*name) != after.get(*name));
+    changed
+        .map(|name| (TriggerKind::Subscription, *name))
+        .chain(of_topic.then_some((TriggerKind::FanoutTopic, topic)))
+        .map(|(kind, name)| Trigger {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+        })
+        .collect()
+}
+
+/// What the conditions of the FanoutTopic, and the pushing of its workers' configurations, depend on.
+fn topic_part(status: &WorkerStatus) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match status {
+        WorkerStatus::Relay(RelayStatus {
+            config_hash,
+            generation,
+            suspended,
+            source_error,
+            broker_error,
+            source_checked,
+            parked,
+            long_transaction,
+            pending: _,
+            rate_per_second: _,
+            published_total: _,
+            ranges: _,
+        }) => {
+            (config_hash, generation, suspended, source_checked).hash(&mut hasher);
+            let source = source_error.as_ref();
+            let broker = broker_error.as_ref();
+            format!("{source:?} {broker:?}").hash(&mut hasher);
+            (parked.rows > 0, parked.held > 0).hash(&mut hasher);
+            long_transaction
+                .as_ref()
+                .map(|open| open.pid)
+                .hash(&mut hasher);
+        }
+        WorkerStatus::Consumer(ConsumerStatus {
+            config_hash,
+            subscriptions: _,
+        }) => config_hash.hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+/// The same for each Subscription of a consumer, by name.
+fn subscriptions(status: Option<&WorkerStatus>) -> BTreeMap<&str, u64> {
+    let Some(WorkerStatus::Consumer(status)) = status else {
+        return BTreeMap::new();
+    };
+    status
+        .subscriptions
+        .iter()
+        .map(|entry| (entry.name.as_str(), subscription_part(entry)))
+        .collect()
+}
+
+fn subscription_part(entry: &SubscriptionStatus) -> u64 {
+    let SubscriptionStatus {
+        name: _,
+        uid,
+        generation,
+        state,
+        reason,
+        message,
+        delivering,
+        partitions: _,
+        in_flight: _,
+        retrying: _,
+        rate_per_second: _,
+        totals: _,
+    } = entry;
+    let mut hasher = DefaultHasher::new();
+    (uid, generation, message, delivering).hash(&mut hasher);
+    format!("{state:?} {reason:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fanout_contract::consumer::{StopReason, SubscriptionState, Totals};
+    use fanout_contract::relay::{Parked, Pending};
+
+    fn entry(name: &str) -> SubscriptionStatus {
+        SubscriptionStatus {
+            name: name.to_owned(),
+            uid: format!("uid-{name}"),
+            generation: 1,
+            state: SubscriptionState::Running,
+            reason: None,
+            message: None,
+            delivering: Some(true),
+            partitions: Vec::new(),
+            in_flight: 0,
+            retrying: 0,
+            rate_per_second: 0.0,
+            totals: Totals::default(),
+        }
+    }
+
+    fn consumer(hash: &str, subscriptions: Vec<SubscriptionStatus>) -> WorkerStatus {
+        WorkerStatus::Consumer(ConsumerStatus {
+            config_hash: hash.to_owned(),
+            subscriptions,
+        })
+    }
+
+    fn names(old: &WorkerStatus, new: &WorkerStatus) -> Vec<String> {
+        news("ns", "posts", Some(old), Some(new))
+            .into_iter()
+            .map(|trigger| format!("{:?}/{}", trigger.kind, trigger.name))
+            .collect()
+    }
+
+    #[test]
+    fn numbers_are_no_news() {
+        let old = consumer("h", vec![entry("a")]);
+        let mut busy = entry("a");
+        busy.in_flight = 9;
+        busy.rate_per_second = 3.5;
+        busy.totals.delivered = 17;
+        assert!(names(&old, &consumer("h", vec![busy])).is_empty());
+        let relay = |rows| {
+            WorkerStatus::Relay(RelayStatus {
+                pending: Some(Pending {
+                    rows,
+                    oldest_event_time: None,
+                }),
+                published_total: 5,
+                ..RelayStatus::default()
+            })
+        };
+        assert!(names(&relay(1), &relay(2)).is_empty());
+    }
+
+    #[test]
+    fn a_subscription_that_changed_is_news_for_it_alone() {
+        let old = consumer("h", vec![entry("a"), entry("b")]);
+        let mut failing = entry("b");
+        failing.delivering = Some(false);
+        failing.reason = Some(StopReason::DeliveryFailing);
+        let new = consumer("h", vec![entry("a"), failing]);
+        assert_eq!(names(&old, &new), ["Subscription/b"]);
+        assert_eq!(
+            names(&old, &consumer("h", vec![entry("a")])),
+            ["Subscription/b"]
+        );
+    }
+
+    #[test]
+    fn another_configuration_is_news_for_the_topic() {
+        let old = consumer("h", vec![entry("a")]);
+        assert_eq!(
+            names(&old, &consumer("i", vec![entry("a")])),
+            ["FanoutTopic/posts"]
+        );
+    }
+
+    #[test]
+    fn the_first_parked_row_is_news_and_the_second_is_not() {
+        let relay = |rows| {
+            WorkerStatus::Relay(RelayStatus {
+                parked: Parked { rows, held: 0 },
+                ..RelayStatus::default()
+            })
+        };
+        assert_eq!(names(&relay(0), &relay(1)), ["FanoutTopic/posts"]);
+        assert!(names(&relay(1), &relay(2)).is_empty());
+    }
+
+    #[test]
+    fn a_worker_that_answers_for_the_first_time_or_no_more_is_news() {
+        let status = consumer("h", vec![entry("a")]);
+        assert_eq!(news("ns", "posts", None, Some(&status)).len(), 2);
+        assert_eq!(news("ns", "posts", Some(&status), None).len(), 2);
+    }
+}

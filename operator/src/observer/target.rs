@@ -1,0 +1,82 @@
+//! What the observer looks at: listed anew before every round, so that nothing has to be unregistered.
+
+use super::write::Shown;
+use crate::kafka::ClusterParams;
+use std::net::SocketAddr;
+
+/// Kind of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WorkerKind {
+    /// Publishes an outbox.
+    Relay,
+    /// Delivers to Subscriptions.
+    Consumer,
+}
+
+/// One ready pod of a worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerTarget {
+    /// Which document its `/status` is.
+    pub kind: WorkerKind,
+    /// Namespace of the FanoutTopic and its workers.
+    pub namespace: String,
+    /// Name of the FanoutTopic.
+    pub topic: String,
+    /// Name of the worker (Deployment).
+    pub worker: String,
+    /// Name of the pod.
+    pub pod: String,
+    /// Uid of the pod: a pod of the same name made anew is another.
+    pub pod_uid: String,
+    /// Its admin server.
+    pub addr: SocketAddr,
+}
+
+/// One FanoutTopic.
+#[derive(Clone)]
+pub struct TopicTarget {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// Name of the relays' Deployment.
+    pub relay: String,
+    /// Where the log is; absent while there is none, or while its credentials can't be read.
+    pub log: Option<Log>,
+    /// The outbox columns as the status shows them.
+    pub shown: Shown,
+    /// Its Subscriptions.
+    pub subscriptions: Vec<SubscriptionTarget>,
+}
+
+/// A Kafka topic.
+#[derive(Clone)]
+pub struct Log {
+    /// The cluster.
+    pub params: ClusterParams,
+    /// Name of the topic.
+    pub topic: String,
+}
+
+/// One Subscription.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SubscriptionTarget {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.name`; its namespace is the topic's.
+    pub name: String,
+    /// Consumer group.
+    pub group_id: String,
+    /// The progress columns as the status shows them.
+    pub shown: Shown,
+}
+
+/// Lists what there is to observe, from watch caches: cheap, and never blocks.
+pub trait Targets: Send + Sync + 'static {
+    /// Ready pods of workers.
+    fn workers(&self) -> Vec<WorkerTarget>;
+    /// FanoutTopics with their Subscriptions.
+    fn topics(&self) -> Vec<TopicTarget>;
+}
