@@ -3,14 +3,16 @@
 
 mod mini_relay;
 
-use fanout_tests::Sandbox;
 use fanout_tests::checker::Checker;
 use fanout_tests::checker::load::{self, Journal, Load, Options};
 use fanout_tests::checker::outbox::Row;
 use fanout_tests::checker::writer::Writer;
 use fanout_tests::receiver::{Receiver, behave};
+use fanout_tests::services::postgres::Postgres;
 use fanout_tests::verdict::Verdict;
+use fanout_tests::{Sandbox, eventually};
 use mini_relay::{Fault, MiniRelay};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A sandbox, its keys, and two writers.
@@ -323,4 +325,43 @@ fn commit_to_the_end(sandbox: &Sandbox, group: &str) {
             .unwrap();
     }
     consumer.commit(&offsets, CommitMode::Sync).unwrap();
+}
+
+/// Commits whose answer never came are unknown to the writer; the table decides, and the verdict follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fault_of_the_database_leaves_no_contradiction() {
+    let postgres = tokio::task::spawn_blocking(|| Postgres::start().unwrap())
+        .await
+        .unwrap();
+    let postgres = Arc::new(postgres);
+    let kafka = tokio::task::spawn_blocking(fanout_tests::services::kafka)
+        .await
+        .unwrap();
+    let sandbox = Sandbox::with("database_fault", &postgres, kafka).await;
+    let options = Options {
+        transactions: 600,
+        hold: Duration::from_millis(200),
+        // One that is prepared at the crash keeps its keys for ever.
+        prepared: false,
+        ..Options::default()
+    };
+    let load = Load::start(&sandbox, &options).await;
+    let half = options.transactions / 2;
+    eventually(Duration::from_mins(1), "half is written", async || {
+        (load.done() > half)
+            .then_some(())
+            .ok_or_else(|| load.done())
+    })
+    .await;
+    let server = Arc::clone(&postgres);
+    tokio::task::spawn_blocking(move || server.kill().and_then(|()| server.start_again()).unwrap())
+        .await
+        .unwrap();
+    let journal = load.finish().await;
+    let mut relay = MiniRelay::new(&sandbox, Fault::None).await;
+    relay.pass().await;
+    let checker = Checker::new(&sandbox, &journal).await;
+    let verdict = checker.judge_log().await;
+    assert!(verdict.is_sound(), "{verdict:?}");
+    assert!(verdict.delivered > 300, "{verdict:?}");
 }

@@ -1,7 +1,7 @@
 //! Concurrent writers that end their transactions in every way, and the journal of how each event ended.
 
-use super::writer::Writer;
-use crate::Sandbox;
+use super::writer::{self, Writer};
+use crate::{Deadline, Sandbox};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::collections::HashSet;
@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+/// How long a server may be away.
+const RECOVERY: Duration = Duration::from_mins(1);
 
 /// How much is written, by whom.
 #[derive(Clone, Debug)]
@@ -151,7 +154,7 @@ impl Load {
     pub async fn finish(self) -> Journal {
         let mut journal = Journal::default();
         for written in self.writers.join_all().await {
-            journal.merge(written.expect("a writer connects again after a failure"));
+            journal.merge(written.expect("the application may write"));
         }
         journal
     }
@@ -190,11 +193,21 @@ impl Task {
             if number >= self.options.transactions {
                 break;
             }
-            if self.transaction(number).await.is_err() {
-                self.writer.recover().await?;
+            match self.transaction(number).await {
+                Err(error) if writer::is_broken(&error) => self.recover().await,
+                ended => ended?,
             }
         }
         Ok(self.writer.into_journal())
+    }
+
+    /// Waits for a server that was stopped by the test.
+    async fn recover(&mut self) {
+        let deadline = Deadline::after(RECOVERY);
+        while let Err(error) = self.writer.recover().await {
+            assert!(!deadline.passed(), "the server stays away: {error}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     fn pattern(&mut self) -> Pattern {

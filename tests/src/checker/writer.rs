@@ -24,7 +24,7 @@ impl Writer {
     pub async fn connect(url: &str, topic: &str) -> sqlx::Result<Self> {
         Ok(Self {
             url: url.to_owned(),
-            connection: PgConnection::connect(url).await?,
+            connection: connect(url).await?,
             topic: topic.to_owned(),
             payload_bytes: 100,
             open: Vec::new(),
@@ -148,7 +148,7 @@ impl Writer {
     pub async fn recover(&mut self) -> sqlx::Result<()> {
         self.note(Outcome::Failed);
         if self.execute("rollback").await.is_err() {
-            self.connection = PgConnection::connect(&self.url).await?;
+            self.connection = connect(&self.url).await?;
         }
         Ok(())
     }
@@ -163,8 +163,8 @@ impl Writer {
     fn note_commit(&mut self, result: &sqlx::Result<()>) {
         self.note(match result {
             Ok(()) => Outcome::Committed,
-            Err(sqlx::Error::Database(_)) => Outcome::Failed,
-            Err(_) => Outcome::Unknown,
+            Err(error) if is_broken(error) => Outcome::Unknown,
+            Err(_) => Outcome::Failed,
         });
     }
 
@@ -184,6 +184,25 @@ impl Writer {
             .execute(&mut self.connection)
             .await?;
         Ok(())
+    }
+}
+
+async fn connect(url: &str) -> sqlx::Result<PgConnection> {
+    let mut connection = PgConnection::connect(url).await?;
+    // A key that is never given back shall end the test, not hang it.
+    sqlx::query("set lock_timeout = '60s'")
+        .execute(&mut connection)
+        .await?;
+    Ok(connection)
+}
+
+/// True when the connection or the server went away, rather than refused what was asked.
+pub(super) fn is_broken(error: &sqlx::Error) -> bool {
+    match error {
+        // operator_intervention: the server shuts down, crashed, or starts.
+        sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
+        sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
+        _ => false,
     }
 }
 
