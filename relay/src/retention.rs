@@ -57,7 +57,7 @@ async fn published(source: &Source, range: &RangeState) -> Result<Vec<Snapshot>,
     let latest = crate::position::latest("r.id");
     // Two matches exclude each other when they ask different values of one column.
     let sql = format!(
-        "select distinct p.old from fanout.ranges own join fanout.topics me on me.id = own.topic_id \
+        "select distinct p.old::text from fanout.ranges own join fanout.topics me on me.id = own.topic_id \
          join fanout.topics t on t.source_table = me.source_table and not exists (select from jsonb_each_text(t.match) a \
          join jsonb_each_text(me.match) b on a.key = b.key and a.value <> b.value) \
          join fanout.ranges r on r.topic_id = t.id and r.lo < own.hi and r.hi > own.lo \
