@@ -1,6 +1,6 @@
 //! A real API server takes every sample and refuses every bad object with a message that names the field.
 
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
 use axum::http::{Method, Request};
 use fanout_tests::services::api_server::Write;
 use fanout_tests::services::{api_server, dirs};
@@ -157,6 +157,99 @@ async fn a_status_of_the_types_is_stored_as_written() {
         Some(1),
         "a status changes no generation"
     );
+}
+
+#[tokio::test]
+async fn kubectl_get_shows_what_the_status_says() {
+    let server = api_server();
+    let client = server.client().await;
+    let namespace = server.namespace("columns").await;
+    let objects = [
+        json!({
+            "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": "posts"},
+            "spec": {
+                "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
+                "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
+            },
+        }),
+        json!({
+            "apiVersion": "fanout.dev/v1alpha1", "kind": "Subscription", "metadata": {"name": "search"},
+            "spec": {"topicRef": {"name": "posts"}, "sink": {"webhook": {"url": "https://example.com/"}}},
+        }),
+    ];
+    let condition = json!({
+        "type": "Ready", "status": "False", "reason": "Progressing", "message": "wait",
+        "lastTransitionTime": "2026-01-02T03:04:05Z",
+    });
+    let day_ago =
+        (k8s_openapi::jiff::Timestamp::now() - std::time::Duration::from_hours(25)).to_string();
+    let statuses = [
+        json!({
+            "broker": "Kafka", "outbox": {"pending": 7, "oldestEventTime": day_ago}, "relay": {"ready": "1/2"},
+            "subscriptions": 3, "conditions": [condition],
+        }),
+        json!({
+            "sink": "webhook", "depth": 9, "oldestEventTime": day_ago, "workers": "0/1", "ratePerSecond": 5,
+            "conditions": [condition],
+        }),
+    ];
+    let rows = [
+        [
+            "posts",
+            "Kafka",
+            "False",
+            "7",
+            "25h",
+            "1/2",
+            "3",
+            "Progressing",
+        ],
+        [
+            "search",
+            "posts",
+            "webhook",
+            "False",
+            "9",
+            "25h",
+            "0/1",
+            "Progressing",
+        ],
+    ];
+    for ((object, status), expected) in objects.into_iter().zip(statuses).zip(rows) {
+        let created = create(&client, &namespace, object.clone())
+            .await
+            .expect("accepted");
+        let (api, _) = typed(&client, &namespace, object.clone());
+        let patch =
+            json!({"apiVersion": object["apiVersion"], "kind": object["kind"], "status": status});
+        api.patch_status(
+            &created.name_any(),
+            &PatchParams::apply("fanout-tests").force(),
+            &Patch::Apply(patch),
+        )
+        .await
+        .expect("accepted");
+        let request = Request::get(api.resource_url())
+            .header(ACCEPT, "application/json;as=Table;v=v1;g=meta.k8s.io")
+            .body(Vec::new())
+            .expect("a request");
+        let table: Value = client.request(request).await.expect("a table");
+        let cells: Vec<String> = table["rows"][0]["cells"]
+            .as_array()
+            .expect("a row")
+            .iter()
+            .map(|cell| {
+                cell.as_str()
+                    .map_or_else(|| cell.to_string(), str::to_owned)
+            })
+            .collect();
+        assert_eq!(cells[..expected.len()], expected, "{table}");
+        assert_eq!(
+            cells.last().map(String::as_str),
+            Some("wait"),
+            "the message comes last and is for -o wide"
+        );
+    }
 }
 
 #[tokio::test]
