@@ -94,14 +94,22 @@ impl Broker {
             })
     }
 
-    /// A producer for a topic that takes `max_message_bytes`; `linger` is how long it waits for a batch to fill.
-    pub fn producer(
+    /// A connected producer for a topic that takes `max_message_bytes`; `linger` is how long it waits for a batch to fill.
+    pub async fn producer(
         &self,
         max_message_bytes: usize,
         linger: Duration,
-    ) -> Result<Producer, Failure> {
-        Producer::new(self.config.clone(), &self.topic, max_message_bytes, linger)
-            .map_err(|_| invalid())
+    ) -> Result<Arc<Producer>, Failure> {
+        let config = self.config.clone();
+        let producer = Producer::new(config, &self.topic, max_message_bytes, linger);
+        let producer = Arc::new(producer.map_err(|_| invalid())?);
+        match producer.warm_up().await {
+            Ok(()) => Ok(producer),
+            Err(code) => {
+                producer.stop().await;
+                Err(classify(code, &self.topic))
+            }
+        }
     }
 }
 

@@ -191,6 +191,8 @@ impl Engine {
                 Err(failure) => return Ok(Err(failure)),
             };
             let pause = if hungry { HUNGRY } else { LOOK };
+            let renewal = (self.renewed + RENEWAL).saturating_sub(clock::now());
+            let pause = pause.min(renewal);
             tokio::select! {
                 () = stop.cancelled() => return Ok(Ok(())),
                 Some(ended) = self.workers.join_next() => {

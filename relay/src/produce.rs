@@ -12,6 +12,7 @@ use rdkafka::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{
     BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
 };
@@ -21,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 /// librdkafka gives a record up after this long. Less than what is left of a lease when records are handed over.
-pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Largest batch that is put together, bytes before compression.
 const BATCH_BYTES: usize = 1_000_000;
 /// Headers of a record that brings none of its own.
@@ -169,6 +170,25 @@ impl Producer {
         })
     }
 
+    /// Connects and finds the topic's partitions, so that a record's time is spent on the record. Fails with the code
+    /// that says most.
+    pub async fn warm_up(self: &Arc<Self>) -> Result<(), Option<RDKafkaErrorCode>> {
+        let producer = self.clone();
+        let looked = tokio::task::spawn_blocking(move || {
+            let metadata = producer
+                .inner
+                .client()
+                .fetch_metadata(Some(&producer.topic), MESSAGE_TIMEOUT)
+                .map_err(|error| {
+                    let code = producer.connection_error();
+                    code.or_else(|| error.rdkafka_error_code())
+                })?;
+            let error = metadata.topics().iter().find_map(MetadataTopic::error);
+            error.map_or(Ok(()), |code| Err(Some(code.into())))
+        });
+        looked.await.unwrap_or(Err(None))
+    }
+
     /// Hands one row over; `payload` is scratch space. The row must have passed [`Encoder::check`].
     pub fn send(
         &self,
@@ -234,7 +254,7 @@ impl Producer {
     }
 
     /// Purges, waits for the last answers, and ends the producer's threads.
-    pub async fn stop(self) {
+    pub async fn stop(self: Arc<Self>) {
         self.purge();
         let stopped = tokio::task::spawn_blocking(move || {
             if self.inner.flush(MESSAGE_TIMEOUT).is_err() {

@@ -35,13 +35,13 @@ const IN_FLIGHT_ROWS: usize = 30_000;
 /// Bytes handed over and not acknowledged, at most (about).
 const IN_FLIGHT_BYTES: usize = 32 << 20;
 /// Records are handed over while this much of the lease is left: librdkafka gives them up before it ends.
-const HAND_OVER_MARGIN: Duration = MESSAGE_TIMEOUT.saturating_add(Duration::from_millis(500));
+const HAND_OVER_MARGIN: Duration = MESSAGE_TIMEOUT.saturating_add(Duration::from_millis(200));
 /// With less than this left, nothing of this process may be sent any more.
 const PURGE_MARGIN: Duration = Duration::from_secs(1);
 /// Nothing more is handed over while a batch waits this long, so that what waits has about the same age.
 const SLOW: Duration = Duration::from_secs(1);
 /// A batch that waits this long is taken back, before librdkafka gives up its oldest records and still sends younger ones.
-const STALLED: Duration = Duration::from_secs(4);
+const STALLED: Duration = Duration::from_millis(5_500);
 /// How often the clock is looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the producer waits for more records of a batch.

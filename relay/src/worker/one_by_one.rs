@@ -9,6 +9,7 @@ use crate::encode::{Encoder, Unencodable};
 use crate::park::Parked;
 use crate::produce::{Producer, Tracker};
 use crate::source::classify;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -56,7 +57,7 @@ impl Worker {
         batch: &Batch,
         aside: &[i64],
         encoder: &Encoder,
-        producer: &mut Option<Producer>,
+        producer: &mut Option<Arc<Producer>>,
         stop: &CancellationToken,
     ) -> Result<(), Pass> {
         let limit = self.shared.broker.max_message_bytes().await?;
@@ -77,7 +78,7 @@ impl Worker {
             }
             let ready = match producer.take() {
                 Some(ready) => ready,
-                None => self.shared.broker.producer(limit, Duration::ZERO)?,
+                None => self.shared.broker.producer(limit, Duration::ZERO).await?,
             };
             match self.send_one(&row, encoder, &ready).await {
                 Ok(()) => *producer = Some(ready),

@@ -15,13 +15,14 @@ use crate::position::Position;
 use crate::produce::Producer;
 use crate::source::Failure;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// What a pass has under way.
 struct Flight {
-    producer: Producer,
+    producer: Arc<Producer>,
     encoder: Encoder,
     batches: mpsc::Receiver<Result<Batch, Failure>>,
     /// Handed over, oldest first.
@@ -79,7 +80,7 @@ impl Worker {
             Ok(limit) => limit,
             Err(failure) => return Pass::Failed(failure),
         };
-        let producer = match self.shared.broker.producer(max_message_bytes, LINGER) {
+        let producer = match self.shared.broker.producer(max_message_bytes, LINGER).await {
             Ok(producer) => producer,
             Err(failure) => return Pass::Failed(failure),
         };
