@@ -11,6 +11,8 @@ pub mod pod;
 pub mod reference;
 mod schema;
 pub mod subscription;
+#[cfg(test)]
+mod tests;
 
 pub use fanout_topic::{FanoutTopic, FanoutTopicSpec, FanoutTopicStatus};
 pub use schema::{crds, yaml};

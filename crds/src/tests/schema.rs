@@ -6,12 +6,12 @@ use std::path::Path;
 
 #[test]
 fn the_yaml_beside_the_types_is_what_the_types_say() {
-    for crd in fanout_crds::crds() {
+    for crd in crate::crds() {
         let file =
             Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{}.yaml", crd.spec.names.plural));
         let found = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
-            found == fanout_crds::yaml(&crd),
+            found == crate::yaml(&crd),
             "{} is not what the types say: run `make generate`",
             file.display()
         );
@@ -24,7 +24,7 @@ fn the_yaml_beside_the_types_is_what_the_types_say() {
 #[test]
 fn the_conventions_hold_at_every_field() {
     let mut broken = Vec::new();
-    for crd in fanout_crds::crds() {
+    for crd in crate::crds() {
         let schema = schema(&crd);
         lint(&crd.spec.names.kind, &schema, &mut broken);
     }
@@ -79,7 +79,7 @@ fn the_lint_finds_what_it_looks_for() {
 
 #[test]
 fn each_kind_is_small_enough_for_client_side_apply() {
-    for crd in fanout_crds::crds() {
+    for crd in crate::crds() {
         let size = serde_json::to_vec(&crd).expect("JSON").len();
         assert!(
             size < 100 * 1024,
@@ -100,7 +100,7 @@ fn names_columns_and_selectors_are_as_documented() {
             .map(|column| column.name.to_uppercase())
             .collect()
     };
-    let [topic, subscription] = fanout_crds::crds();
+    let [topic, subscription] = crate::crds();
     assert_eq!(
         columns(&topic, false).join(" "),
         "BROKER READY PENDING OLDEST RELAYS SUBS REASON AGE"
@@ -138,7 +138,7 @@ fn names_columns_and_selectors_are_as_documented() {
 
 #[test]
 fn every_printer_column_shows_a_field_that_exists() {
-    for crd in fanout_crds::crds() {
+    for crd in crate::crds() {
         let schema = schema(&crd);
         for column in crd.spec.versions[0]
             .additional_printer_columns

@@ -1,6 +1,6 @@
 //! Samples are accepted and bad objects are refused by the CRDs' own rules, without an API server.
 //!
-//! A file in `bad/` holds one object, or two: the first is accepted and its update to the second is refused. Its first
+//! A file in `crds/tests/bad` holds one object, or two: the first is accepted and its update to the second is refused. Its first
 //! two lines name the field and a part of the API server's message. The same files go to a real API server in
 //! `tests/it/crds.rs`; here only messages of CEL rules are compared, because the rest is worded by the API server.
 
@@ -78,9 +78,9 @@ fn the_smallest_objects_are_filled_with_defaults() {
         },
     }));
     assert_eq!(refusals(&topic, None), []);
-    let topic: fanout_crds::FanoutTopic = serde_json::from_value(topic).expect("a FanoutTopic");
+    let topic: crate::FanoutTopic = serde_json::from_value(topic).expect("a FanoutTopic");
     assert_eq!(topic.spec.relay.replicas, 2);
-    let fanout_crds::fanout_topic::Source::Postgres(postgres) = &topic.spec.source;
+    let crate::fanout_topic::Source::Postgres(postgres) = &topic.spec.source;
     assert_eq!(
         (postgres.retention_seconds, &postgres.r#match),
         (86_400, &None)
@@ -107,12 +107,10 @@ fn what_the_types_write_is_what_the_schema_takes() {
     for file in yaml_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples")) {
         for object in documents(&file) {
             let written = match object["kind"].as_str() {
-                Some("FanoutTopic") => {
-                    serde_json::from_value::<fanout_crds::FanoutTopic>(object.clone())
-                        .map(|typed| json!(typed))
-                }
+                Some("FanoutTopic") => serde_json::from_value::<crate::FanoutTopic>(object.clone())
+                    .map(|typed| json!(typed)),
                 Some("Subscription") => {
-                    serde_json::from_value::<fanout_crds::Subscription>(object.clone())
+                    serde_json::from_value::<crate::Subscription>(object.clone())
                         .map(|typed| json!(typed))
                 }
                 _ => continue,
@@ -197,7 +195,7 @@ fn refusals(object: &Value, old: Option<&Value>) -> Vec<Refusal> {
 }
 
 fn schema(kind: &str) -> Value {
-    let crd = fanout_crds::crds()
+    let crd = crate::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == kind)
         .expect("a kind of this group");
