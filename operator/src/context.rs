@@ -1,6 +1,7 @@
 //! What every reconcile shares.
 
 use crate::kafka::Clusters;
+use crate::observer::Observer;
 use crate::placement::Recent;
 use crate::pushes::Pushes;
 use crate::settings::Settings;
@@ -27,6 +28,8 @@ pub(crate) struct Context {
     pub(crate) stores: Stores,
     /// Kafka clients.
     pub(crate) clusters: Arc<Clusters>,
+    /// What workers and logs say.
+    pub(crate) observer: Arc<Observer>,
     /// Placements that the watch cache does not show yet.
     pub(crate) placements: Recent,
     /// Configurations that workers have not taken over yet.

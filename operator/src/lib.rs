@@ -23,10 +23,12 @@ mod context;
 mod controllers;
 pub mod kafka;
 mod leadership;
+pub mod observer;
 mod placement;
 mod pushes;
 mod settings;
 mod stores;
+mod targets;
 mod watches;
 
 use anyhow::Context as _;
@@ -34,16 +36,20 @@ use args::Args;
 use context::{Context, Retries};
 use fanout_runtime::admin::{self, Admin};
 use k8s_controller::LeaderElection;
+use kafka::Clusters;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::{Client, Config};
 use leadership::Leadership;
+use observer::{Observer, Timing};
 use prometheus_client::registry::Registry;
-use settings::Settings;
 use std::sync::Arc;
 use std::time::Duration;
+use targets::Watched;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use watches::Watches;
+
+pub use targets::{Addresses, pod_addresses};
 
 /// Name in the audit log.
 const USER_AGENT: &str = concat!("fanout-operator/", env!("CARGO_PKG_VERSION"));
@@ -52,44 +58,83 @@ const DRAIN: Duration = Duration::from_secs(15);
 /// Longest time for giving the Lease back.
 const RELEASE: Duration = Duration::from_secs(5);
 
-/// Runs the operator until `shutdown`.
+/// Runs the operator on the cluster it is in (or that the kubeconfig names) until `shutdown`.
 ///
 /// # Errors
-/// The API server can't be reached with the given credentials, the admin server can't listen, or the Lease was lost: the
-/// process must end then, so that no pass outlives its leadership.
+/// As [`run_on`], and when there is neither a cluster nor a kubeconfig.
 pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> {
-    let mut config = Config::infer()
+    let config = Config::infer()
         .await
         .context("configuration of the API server")?;
+    Box::pin(run_on(config, pod_addresses(), args, shutdown)).await
+}
+
+/// Runs the operator on the API server that `config` names until `shutdown`; workers are asked at `addresses`.
+///
+/// # Errors
+/// The admin server can't listen, or the Lease was lost: the process must end then, so that no pass outlives its
+/// leadership.
+pub async fn run_on(
+    mut config: Config,
+    addresses: Addresses,
+    args: Args,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
     config
         .headers
         .push(("user-agent".parse()?, USER_AGENT.parse()?));
     let client = Client::try_from(config).context("client of the API server")?;
 
+    let mut registry = Registry::default();
+    let clusters = Arc::new(Clusters::new());
+    let observer = Arc::new(Observer::new(
+        Arc::clone(&clusters),
+        Timing::default(),
+        &mut registry,
+    )?);
     let leadership = Arc::new(Leadership::default());
-    let admin = serve_admin(&args, Arc::clone(&leadership), shutdown.clone()).await?;
+    let admin = serve_admin(&args, registry, Arc::clone(&leadership), shutdown.clone()).await?;
+
+    let (watches, stores) = Watches::new(client.clone());
+    let recorder = Recorder::new(
+        client.clone(),
+        Reporter {
+            controller: apply::FIELD_MANAGER.to_owned(),
+            instance: Some(args.instance.clone()),
+        },
+    );
     let election = LeaderElection::new(
         client.clone(),
         &args.namespace,
         &args.lease_name,
         &args.instance,
     );
-    let work = lead(
+    let ctx = Arc::new(Context {
         client,
-        args.settings(),
-        args.instance.clone(),
+        recorder,
+        settings: args.settings(),
+        stores,
+        clusters,
+        observer,
+        placements: placement::Recent::default(),
+        pushes: pushes::Pushes::default(),
+        retries: Retries::default(),
+    });
+    let work = Box::pin(lead(
+        ctx,
+        watches,
+        addresses,
         Arc::clone(&leadership),
         shutdown.clone(),
-    );
-    let led = tokio::select! {
-        led = election.with_lease(work) => led.is_some(),
-        () = leadership.stopped_without_it(&shutdown) => true,
-        served = admin => {
-            served.context("admin server")?.context("admin server")?;
-            true
+    ));
+    tokio::select! {
+        led = election.with_lease(work) => {
+            anyhow::ensure!(led.is_some(), "the Lease was lost");
+            anyhow::ensure!(shutdown.is_cancelled(), "the controllers ended");
         }
-    };
-    anyhow::ensure!(led, "the Lease was lost");
+        () = leadership.stopped_without_it(&shutdown) => {}
+        served = admin => served.context("admin server")?.context("admin server")?,
+    }
     // Another replica takes over at once instead of waiting for the Lease to expire.
     if tokio::time::timeout(RELEASE, election.release())
         .await
@@ -100,9 +145,10 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Starts the admin server; its task ends with `shutdown`.
+/// Starts the admin server. Its task ends when it can't serve; after `shutdown` it waits for the work to end.
 async fn serve_admin(
     args: &Args,
+    registry: Registry,
     leadership: Arc<Leadership>,
     shutdown: CancellationToken,
 ) -> anyhow::Result<tokio::task::JoinHandle<std::io::Result<()>>> {
@@ -118,14 +164,13 @@ async fn serve_admin(
     tracing::info!(admin_addr = %address, "admin server listens");
     let shown = Arc::clone(&leadership);
     let admin = Admin {
-        registry: Registry::default(),
+        registry,
         ready: Arc::new(move || leadership.ready()),
         live: Arc::new(|| Ok(())),
         status: Arc::new(move || serde_json::json!({"leader": shown.is_leader()})),
     };
     Ok(tokio::spawn(async move {
         admin::serve(listener, admin, shutdown.clone()).await?;
-        // It ends with the process, not before the work does.
         if shutdown.is_cancelled() {
             std::future::pending::<()>().await;
         }
@@ -135,36 +180,31 @@ async fn serve_admin(
 
 /// What the leader does, until `shutdown` and the passes under way have ended.
 async fn lead(
-    client: Client,
-    settings: Settings,
-    instance: String,
+    ctx: Arc<Context>,
+    watches: Watches,
+    addresses: Addresses,
     leadership: Arc<Leadership>,
     shutdown: CancellationToken,
 ) {
     leadership.begin();
-    let (watches, stores) = Watches::new(client.clone());
-    let ctx = Arc::new(Context {
-        recorder: Recorder::new(
-            client.clone(),
-            Reporter {
-                controller: apply::FIELD_MANAGER.to_owned(),
-                instance: Some(instance),
-            },
-        ),
-        client,
-        settings,
-        stores,
-        clusters: Arc::default(),
-        placements: placement::Recent::default(),
-        pushes: pushes::Pushes::default(),
-        retries: Retries::default(),
-    });
+    let targets = Watched {
+        stores: ctx.stores.clone(),
+        settings: ctx.settings.clone(),
+        addresses,
+    };
+    let observer = Arc::clone(&ctx.observer);
+    let observation = async {
+        observer.run(&targets, shutdown.clone()).await;
+        // It stops with `shutdown`, while passes under way still end.
+        std::future::pending::<()>().await;
+    };
     let overtime = async {
         shutdown.cancelled().await;
         tokio::time::sleep(DRAIN).await;
     };
     tokio::select! {
         () = controllers::run(ctx, watches, &leadership, shutdown.clone()) => {}
+        () = observation => {}
         () = overtime => tracing::warn!("passes under way did not end in time"),
     }
 }

@@ -148,7 +148,7 @@ impl Stores {
     }
 }
 
-fn is_live(pod: &Pod) -> bool {
+pub(crate) fn is_live(pod: &Pod) -> bool {
     let phase = pod
         .status
         .as_ref()

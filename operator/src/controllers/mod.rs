@@ -83,9 +83,17 @@ pub(crate) async fn run(
             drive("Subscription", subscriptions)
         );
     };
+    let observed = async {
+        loop {
+            for trigger in ctx.observer.triggers().await {
+                triggers.observed(&trigger);
+            }
+        }
+    };
     tokio::select! {
         () = work => {}
-        () = watches.run(triggers) => tracing::error!("the watches ended"),
+        () = watches.run(Arc::clone(&triggers)) => tracing::error!("the watches ended"),
+        () = observed => {}
     }
 }
 

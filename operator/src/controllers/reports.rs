@@ -1,59 +1,133 @@
 //! What the observer knows, in the form that a reconcile uses.
 
+use super::subscription::status::Progress;
 use super::workers::Report;
 use crate::context::Context;
+use crate::observer::{Shown, WorkerReport, WorkerStatus};
 use fanout_contract::consumer::{ConsumerStatus, SubscriptionConfig, SubscriptionState};
 use fanout_contract::relay::RelayStatus;
 use fanout_crds::fanout_topic::OutboxStatus;
-use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
-use k8s_openapi::api::core::v1::Pod;
+use fanout_crds::{FanoutTopic, Subscription};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-pub(crate) fn relays(_ctx: &Context, _namespace: &str, _worker: &str) -> Vec<Report<RelayStatus>> {
-    Vec::new()
+/// What the ready pods of a relay report.
+pub(crate) fn relays(ctx: &Context, namespace: &str, worker: &str) -> Vec<Report<RelayStatus>> {
+    reports(ctx, namespace, worker, |status| match status {
+        WorkerStatus::Relay(status) => Some(status.clone()),
+        WorkerStatus::Consumer(_) => None,
+    })
 }
 
+/// What the ready pods of a consumer report of the Subscription `uid`.
 pub(crate) fn consumers(
-    _ctx: &Context,
-    _namespace: &str,
-    _worker: &str,
+    ctx: &Context,
+    namespace: &str,
+    worker: &str,
+    uid: &str,
 ) -> Vec<Report<ConsumerStatus>> {
-    Vec::new()
+    reports(ctx, namespace, worker, |status| match status {
+        WorkerStatus::Consumer(status) => Some(ConsumerStatus {
+            config_hash: status.config_hash.clone(),
+            subscriptions: status
+                .subscriptions
+                .iter()
+                .filter(|entry| entry.uid == uid)
+                .cloned()
+                .collect(),
+        }),
+        WorkerStatus::Relay(_) => None,
+    })
 }
 
-pub(crate) fn config_hash(_ctx: &Context, _pod: &Pod) -> Option<String> {
-    None
+fn reports<S>(
+    ctx: &Context,
+    namespace: &str,
+    worker: &str,
+    part: impl Fn(&WorkerStatus) -> Option<S>,
+) -> Vec<Report<S>> {
+    ctx.observer
+        .workers(namespace, worker)
+        .into_iter()
+        .map(|report| Report {
+            status: report.status.as_deref().and_then(&part),
+            pod: report.pod,
+        })
+        .collect()
 }
 
+/// Names of the pods of a worker that report the configuration with `hash`.
+pub(crate) fn running(ctx: &Context, namespace: &str, worker: &str, hash: &str) -> Vec<String> {
+    let runs = |report: &WorkerReport| match report.status.as_deref() {
+        Some(WorkerStatus::Relay(status)) => status.config_hash == hash,
+        Some(WorkerStatus::Consumer(status)) => status.config_hash == hash,
+        None => false,
+    };
+    ctx.observer
+        .workers(namespace, worker)
+        .into_iter()
+        .filter(runs)
+        .map(|report| report.pod)
+        .collect()
+}
+
+/// True when a pod of the worker has taken over this generation of the Subscription.
 pub(crate) fn runs(
     ctx: &Context,
     namespace: &str,
     worker: &str,
     config: &SubscriptionConfig,
 ) -> bool {
-    consumers(ctx, namespace, worker).iter().any(|report| {
-        report
-            .status
-            .iter()
-            .flat_map(|status| &status.subscriptions)
-            .any(|entry| {
-                entry.uid == config.uid
-                    && entry.generation == config.generation
-                    && entry.state != SubscriptionState::Starting
-            })
+    consumers(ctx, namespace, worker, &config.uid)
+        .iter()
+        .flat_map(|report| &report.status)
+        .flat_map(|status| &status.subscriptions)
+        .any(|entry| {
+            entry.generation == config.generation && entry.state != SubscriptionState::Starting
+        })
+}
+
+/// What the outbox columns of `topic` shall show; `changed`: its status is written anyway.
+pub(crate) fn outbox(ctx: &Context, topic: &FanoutTopic, changed: bool) -> Option<OutboxStatus> {
+    let old = topic
+        .status
+        .as_ref()
+        .and_then(|status| status.outbox.clone());
+    let shown = Shown {
+        count: old.as_ref().and_then(|outbox| outbox.pending),
+        oldest: old
+            .as_ref()
+            .and_then(|outbox| outbox.oldest_event_time.as_ref())
+            .map(|time| time.0),
+        rate_per_second: None,
+    };
+    let show = ctx.observer.show(
+        topic.metadata.uid.as_deref().unwrap_or_default(),
+        &shown,
+        changed,
+    );
+    (old.is_some() || show != Shown::default()).then(|| OutboxStatus {
+        pending: show.count,
+        oldest_event_time: show.oldest.map(Time),
     })
 }
 
-pub(crate) fn outbox(_ctx: &Context, topic: &FanoutTopic) -> Option<OutboxStatus> {
-    topic
-        .status
-        .as_ref()
-        .and_then(|status| status.outbox.clone())
-}
-
-pub(crate) fn show_progress(
-    _ctx: &Context,
-    _subscription: &Subscription,
-    _next: &mut SubscriptionStatus,
-    _changed: bool,
-) {
+/// What the progress columns of `subscription` shall show; `changed`: its status is written anyway.
+pub(crate) fn progress(
+    ctx: &Context,
+    subscription: &Subscription,
+    shown: Progress,
+    changed: bool,
+) -> Progress {
+    let shown = Shown {
+        count: shown.depth,
+        oldest: shown.oldest_event_time.map(|time| time.0),
+        rate_per_second: shown.rate_per_second,
+    };
+    let uid = subscription.metadata.uid.as_deref().unwrap_or_default();
+    let show = ctx.observer.show(uid, &shown, changed);
+    Progress {
+        depth: show.count,
+        oldest_event_time: show.oldest.map(Time),
+        rate_per_second: show.rate_per_second,
+    }
 }

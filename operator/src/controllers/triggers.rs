@@ -4,6 +4,7 @@
 use super::fanout_topic::status::Identity;
 use super::workers::Pods;
 use super::{conditions, fanout_topic, queue::Queue, subscription};
+use crate::observer::{Trigger, TriggerKind};
 use crate::stores::{GuardedSubscription, GuardedTopic, Stores, is_ready};
 use crate::watches::{Change, Handler};
 use fanout_contract::names;
@@ -64,6 +65,14 @@ impl Triggers {
             Change::Applied => {
                 seen.insert((purpose, key), hasher.finish()) != Some(hasher.finish())
             }
+        }
+    }
+
+    /// Asks for what the observer wants.
+    pub(crate) fn observed(&self, trigger: &Trigger) {
+        match trigger.kind {
+            TriggerKind::FanoutTopic => self.topics.add(&trigger.namespace, &trigger.name),
+            TriggerKind::Subscription => self.subscriptions.add(&trigger.namespace, &trigger.name),
         }
     }
 

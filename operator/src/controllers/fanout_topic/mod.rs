@@ -70,7 +70,6 @@ pub(crate) async fn reconcile(
         Err(error) => outcome.failure = Some(error.finding()),
         Ok(()) => {}
     }
-    outcome.outbox = reports::outbox(&ctx, topic);
     let written = write_status(&ctx, topic, &outcome).await;
     converged?;
     let status = written?;
@@ -94,7 +93,9 @@ async fn write_status(
     topic: &FanoutTopic,
     outcome: &Outcome,
 ) -> Result<fanout_crds::FanoutTopicStatus, Error> {
-    let status = status::next(topic, outcome, Timestamp::now());
+    let mut status = status::next(topic, outcome, Timestamp::now());
+    let changed = topic.status.as_ref() != Some(&status);
+    status.outbox = reports::outbox(ctx, topic, changed);
     if topic.status.as_ref() == Some(&status) {
         return Ok(status);
     }
@@ -295,10 +296,10 @@ async fn prune(ctx: &Context, live: &Live, desired: &[WorkerObjects]) -> Result<
 /// configuration already needs no telling.
 async fn push(ctx: &Context, namespace: &str, desired: &[WorkerObjects]) -> Result<(), Error> {
     for worker in desired {
+        let running = reports::running(ctx, namespace, &worker.name, &worker.hash);
         for pod in ctx.stores.pods_of(namespace, &worker.name) {
             let told = pod.annotations().get(names::CONFIG_ANNOTATION) == Some(&worker.hash);
-            let running = reports::config_hash(ctx, &pod).as_deref() == Some(worker.hash.as_str());
-            if !told && !running {
+            if !told && !running.contains(&pod.name_any()) {
                 apply::annotate(&ctx.client, &*pod, names::CONFIG_ANNOTATION, &worker.hash).await?;
             }
         }

@@ -10,7 +10,7 @@ use fanout_crds::condition::{
     LOG_READY, OUTBOX_BLOCKED, READY, RECONCILING, RELAY_AVAILABLE, SOURCE_REACHABLE, STALLED,
     reason,
 };
-use fanout_crds::fanout_topic::{OutboxStatus, RelayStatus};
+use fanout_crds::fanout_topic::RelayStatus;
 use fanout_crds::{FanoutTopic, FanoutTopicStatus};
 use k8s_openapi::jiff::Timestamp;
 
@@ -29,8 +29,6 @@ pub(crate) struct Outcome {
     pub(crate) relay: Option<Relays>,
     /// Subscriptions that refer to the topic.
     pub(crate) subscriptions: usize,
-    /// What the outbox columns shall show.
-    pub(crate) outbox: Option<OutboxStatus>,
 }
 
 /// What was recorded of the Kafka topics: never replaced by something else, only completed.
@@ -134,7 +132,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         topic_name: outcome.identity.topic_name.clone(),
         topic_id: outcome.identity.topic_id.clone(),
         dead_letter_topic_id: outcome.identity.dead_letter_topic_id.clone(),
-        outbox: outcome.outbox.clone(),
+        outbox: old.outbox,
         relay: relays.map_or(old.relay, |relays| {
             Some(RelayStatus {
                 ready: Some(relays.pods.column()),

@@ -115,7 +115,10 @@ async fn write_status(
 ) -> Result<(), Error> {
     let mut next = status::next(subscription, outcome, Timestamp::now());
     let changed = subscription.status.as_ref() != Some(&next);
-    reports::show_progress(ctx, subscription, &mut next, changed);
+    let progress = reports::progress(ctx, subscription, Progress::shown(&next), changed);
+    next.depth = progress.depth;
+    next.oldest_event_time = progress.oldest_event_time;
+    next.rate_per_second = progress.rate_per_second;
     if subscription.status.as_ref() == Some(&next) {
         return Ok(());
     }
@@ -340,7 +343,12 @@ fn worker(ctx: &Context, subscription: &Subscription, outcome: &Outcome) -> Opti
     let namespace = subscription.namespace().unwrap_or_default();
     let name = outcome.placement.as_ref()?;
     let deployment = ctx.stores.deployment(&namespace, name);
-    let reports = reports::consumers(ctx, &namespace, name);
+    let reports = reports::consumers(
+        ctx,
+        &namespace,
+        name,
+        &subscription.uid().unwrap_or_default(),
+    );
     let hash = deployment.as_ref().and_then(|deployment| {
         deployment
             .annotations()

@@ -38,12 +38,12 @@ fn with_url(url: &str) -> Subscription {
     subscription
 }
 
-fn judge(subscription: &Subscription) -> Result<(), Invalid> {
+fn judge(subscription: &Subscription) -> Option<Invalid> {
     let guard = Guard::new(
         &["10.0.0.0/8".parse().unwrap()],
         &["10.96.0.1/32".parse().unwrap()],
     );
-    validate(subscription, &|_| None, &guard).map(|_| ())
+    validate(subscription, &|_| None, &guard).err()
 }
 
 #[rstest]
@@ -62,7 +62,7 @@ fn an_address_is_judged_before_anything_is_delivered(
     #[case] url: &str,
     #[case] expected: Option<&str>,
 ) {
-    let refused = judge(&with_url(url)).err();
+    let refused = judge(&with_url(url));
     assert_eq!(refused.as_ref().map(|invalid| invalid.reason), expected);
     if let Some(refused) = refused {
         assert!(
@@ -76,14 +76,14 @@ fn an_address_is_judged_before_anything_is_delivered(
 
 #[test]
 fn a_filter_that_does_not_compile_is_named() {
-    let invalid = judge(&subscription("  filter: 'event.type =='")).unwrap_err();
+    let invalid = judge(&subscription("  filter: 'event.type =='")).unwrap();
     assert_eq!(invalid.reason, reason::FILTER_INVALID);
     assert!(
         invalid.message.starts_with("spec.filter: "),
         "{}",
         invalid.message
     );
-    assert!(judge(&subscription("  filter: event.type == 'a'")).is_ok());
+    assert_eq!(judge(&subscription("  filter: event.type == 'a'")), None);
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_signing_secret_without_label_is_named_with_its_index() {
     let mut subscription = subscription("");
     let fanout_crds::subscription::Sink::Webhook(webhook) = &mut subscription.spec.sink;
     webhook.signing = serde_yaml::from_str("secretRefs: [{name: s, key: k}]").unwrap();
-    let invalid = judge(&subscription).unwrap_err();
+    let invalid = judge(&subscription).unwrap();
     assert_eq!(invalid.reason, reason::SECRET_NOT_PERMITTED);
     assert_eq!(
         invalid.message,

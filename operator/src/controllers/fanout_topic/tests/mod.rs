@@ -1,5 +1,7 @@
 //! From YAML through validation to objects, without a client.
 
+mod status;
+
 use super::build::{self, WorkerObjects};
 use super::members::{self, Held, Member};
 use super::validate::{ValidTopic, validate};

@@ -1,0 +1,125 @@
+//! Tells the observer what there is to look at, from the watch caches.
+
+use crate::controllers::fanout_topic::status::Identity;
+use crate::controllers::fanout_topic::validate::validate;
+use crate::observer::{
+    Log, Shown, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
+};
+use crate::settings::Settings;
+use crate::stores::{Stores, is_live, is_ready};
+use fanout_contract::names;
+use fanout_crds::{FanoutTopic, Subscription};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+/// Finds the address of a pod's admin server; tests put workers elsewhere.
+pub type Addresses = Arc<dyn Fn(&Pod) -> Option<SocketAddr> + Send + Sync>;
+
+/// The pod's own address.
+pub fn pod_addresses() -> Addresses {
+    Arc::new(|pod| {
+        let address: IpAddr = pod.status.as_ref()?.pod_ip.as_ref()?.parse().ok()?;
+        Some(SocketAddr::new(address, names::ADMIN_PORT))
+    })
+}
+
+/// Targets from the watch caches.
+pub(crate) struct Watched {
+    pub(crate) stores: Stores,
+    pub(crate) settings: Settings,
+    pub(crate) addresses: Addresses,
+}
+
+impl Targets for Watched {
+    fn workers(&self) -> Vec<WorkerTarget> {
+        let pods = self.stores.pods.state();
+        pods.iter()
+            .filter(|pod| is_live(pod) && is_ready(pod))
+            .filter_map(|pod| self.worker(pod))
+            .collect()
+    }
+
+    fn topics(&self) -> Vec<TopicTarget> {
+        self.stores
+            .topics()
+            .iter()
+            .map(|topic| self.topic(topic))
+            .collect()
+    }
+}
+
+impl Watched {
+    fn worker(&self, pod: &Pod) -> Option<WorkerTarget> {
+        let labels = pod.labels();
+        let topic = labels.get(names::TOPIC_LABEL)?;
+        let worker = labels.get(names::WORKER_LABEL)?;
+        Some(WorkerTarget {
+            kind: if *worker == names::relay_deployment(topic) {
+                WorkerKind::Relay
+            } else {
+                WorkerKind::Consumer
+            },
+            namespace: pod.namespace()?,
+            topic: topic.clone(),
+            worker: worker.clone(),
+            pod: pod.name_any(),
+            pod_uid: pod.uid()?,
+            addr: (self.addresses)(pod)?,
+        })
+    }
+
+    fn topic(&self, topic: &FanoutTopic) -> TopicTarget {
+        let namespace = topic.namespace().unwrap_or_default();
+        let name = topic.name_any();
+        let secrets = |secret: &str| self.stores.secret(&namespace, secret);
+        let valid = validate(topic, &secrets, &self.settings.kafka_prefix).ok();
+        let outbox = topic
+            .status
+            .as_ref()
+            .and_then(|status| status.outbox.as_ref());
+        TopicTarget {
+            uid: topic.uid().unwrap_or_default(),
+            relay: names::relay_deployment(&name),
+            log: valid
+                .filter(|_| Identity::recorded(topic).is_complete())
+                .map(|valid| Log {
+                    params: valid.producer.params,
+                    topic: valid.log.topic,
+                }),
+            shown: Shown {
+                count: outbox.and_then(|outbox| outbox.pending),
+                oldest: outbox.and_then(|outbox| time(outbox.oldest_event_time.as_ref())),
+                rate_per_second: None,
+            },
+            subscriptions: self
+                .stores
+                .subscriptions_of(&namespace, &name)
+                .iter()
+                .filter_map(|object| subscription(object.0.as_ref().ok()?))
+                .collect(),
+            namespace,
+            name,
+        }
+    }
+}
+
+fn subscription(subscription: &Subscription) -> Option<SubscriptionTarget> {
+    let status = subscription.status.as_ref()?;
+    Some(SubscriptionTarget {
+        uid: subscription.uid()?,
+        name: subscription.name_any(),
+        group_id: status.group_id.clone()?,
+        shown: Shown {
+            count: status.depth,
+            oldest: time(status.oldest_event_time.as_ref()),
+            rate_per_second: status.rate_per_second,
+        },
+    })
+}
+
+fn time(time: Option<&Time>) -> Option<k8s_openapi::jiff::Timestamp> {
+    time.map(|time| time.0)
+}
