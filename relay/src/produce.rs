@@ -189,8 +189,24 @@ impl Producer {
         looked.await.unwrap_or(Err(None))
     }
 
-    /// Hands one row over; `payload` is scratch space. The row must have passed [`Encoder::check`].
+    /// Hands one row over; `payload` is scratch space. The row must have passed [`Encoder::check`]. Where the producer does
+    /// not take it, the batch of `tracker` has failed as if a broker had refused it: of a dead producer nothing else is
+    /// heard, and a batch without an answer outstanding would pass for a published one.
     pub fn send(
+        &self,
+        row: &Row<'_>,
+        encoder: &Encoder,
+        tracker: &Arc<Tracker>,
+        payload: &mut Vec<u8>,
+    ) -> Result<(), RDKafkaErrorCode> {
+        self.enqueue(row, encoder, tracker, payload)
+            .inspect_err(|code| {
+                tracker.failed.store(true, Ordering::Release);
+                self.answers.fail(*code);
+            })
+    }
+
+    fn enqueue(
         &self,
         row: &Row<'_>,
         encoder: &Encoder,
@@ -205,9 +221,7 @@ impl Producer {
                 value: Some(value),
             });
         });
-        if complete.is_err() {
-            return Err(RDKafkaErrorCode::InvalidRecord);
-        }
+        complete.map_err(|_| RDKafkaErrorCode::InvalidRecord)?;
         let opaque = tracker.clone();
         let mut record =
             BaseRecord::<str, [u8], _>::with_opaque_to(&self.topic, opaque).headers(headers);
@@ -222,9 +236,7 @@ impl Producer {
         tracker.open.fetch_add(1, Ordering::AcqRel);
         self.inner.send(record).map_err(|(error, _returned)| {
             tracker.open.fetch_sub(1, Ordering::AcqRel);
-            let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
-            self.answers.fail(code);
-            code
+            error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
         })
     }
 
@@ -275,3 +287,6 @@ impl std::fmt::Debug for Producer {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
