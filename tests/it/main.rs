@@ -13,4 +13,5 @@ mod demo;
 mod end_to_end;
 mod harness;
 mod kafka_admin;
+mod observer;
 mod relay;

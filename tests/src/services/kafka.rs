@@ -184,8 +184,8 @@ impl Node {
             .args([
                 "kafka.tools.StorageTool",
                 "format",
-                "-t",
-                &id,
+                // With "=": an id may begin with a hyphen.
+                &format!("--cluster-id={id}"),
                 "-c",
                 "server.properties",
                 "--add-scram",
