@@ -31,6 +31,7 @@ async fn the_product_is_installed_used_changed_and_removed() {
     system.apply_subscription("posts", Some(r#"event.type == "post.created""#));
     system.wait_ready("everything", SOON).await;
     system.wait_ready("posts", SOON).await;
+    system.step("the Subscriptions are ready");
     let before = system.worker_pods();
     assert!(!before.is_empty(), "no worker runs");
 
@@ -42,8 +43,10 @@ async fn the_product_is_installed_used_changed_and_removed() {
         .wait_received("everything", &[posts.as_slice(), &likes].concat(), SOON)
         .await;
     system.wait_received("posts", &posts, SOON).await;
+    system.step("what was committed is delivered");
     system.wait_depth_zero("everything", SOON).await;
     system.wait_depth_zero("posts", SOON).await;
+    system.step("the Subscriptions say so");
     assert!(
         system
             .received("everything")
@@ -75,6 +78,8 @@ async fn the_product_is_installed_used_changed_and_removed() {
         "Ready says that a change is in force which the worker does not report"
     );
 
+    system.step("the new filter is in force");
+
     // The new filter works, in the same pods.
     let later_likes = system.write("post.liked", 10);
     let later_posts = system.write("post.created", 10);
@@ -99,6 +104,8 @@ async fn the_product_is_installed_used_changed_and_removed() {
         "a pod was replaced or restarted by a changed filter"
     );
 
+    system.step("the new filter works, in the same pods");
+
     // Deleted objects take their workers with them, the namespace goes, and so does the release.
     system.delete("subscriptions.fanout.dev", "posts");
     system.delete("subscriptions.fanout.dev", "everything");
@@ -108,10 +115,12 @@ async fn the_product_is_installed_used_changed_and_removed() {
         async || system.nothing_labelled("fanout.dev/worker=posts-pool-0"),
     )
     .await;
+    system.step("the Subscriptions are deleted, and their worker");
     system.delete("fanouttopics.fanout.dev", "posts");
     eventually(SOON, "nothing of the FanoutTopic is left", async || {
         system.nothing_labelled("fanout.dev/topic=posts")
     })
     .await;
+    system.step("the objects are deleted");
     system.remove().await;
 }

@@ -7,6 +7,7 @@ use crate::command::{output, repository_file, tests_dir, try_with_input};
 use crate::node::Node;
 use fanout_tests::eventually;
 use serde_json::{Value, json};
+use std::time::Instant;
 
 // As the demo installs it: on a cluster where the demo runs, both are the same release.
 const RELEASE: &str = "fanout";
@@ -20,6 +21,7 @@ const RANGES: &str = "{10.244.0.0/24,10.96.0.0/16}";
 pub(crate) struct System {
     namespace: String,
     installed_here: bool,
+    started: Instant,
     // Last: the cluster outlives what runs on it.
     node: Node,
 }
@@ -27,15 +29,19 @@ pub(crate) struct System {
 impl System {
     /// Installs the chart, starts Kafka, PostgreSQL and a receiver, and prepares the database.
     pub(crate) async fn install() -> Self {
+        let started = Instant::now();
         let node = Node::start();
         let product = node.load_image("product");
         let images = ["demo", "kafka", "postgres"].map(|name| (name, node.load_image(name)));
         let mut system = Self {
             namespace: format!("cluster-test-{}", std::process::id()),
             installed_here: false,
+            started,
             node,
         };
+        system.step("the images are on the cluster");
         system.install_chart(&product);
+        system.step("the chart is installed");
         // The strictest policy of the namespace: workers and all have to pass it.
         system.apply(&json!({
             "apiVersion": "v1", "kind": "Namespace",
@@ -48,7 +54,13 @@ impl System {
         system.prepare_database().await;
         system.apply_manifest("receiver", &images);
         system.rollout(&["receiver"]);
+        system.step("Kafka, PostgreSQL and the receiver run");
         system
+    }
+
+    /// Says how far the test is.
+    pub(crate) fn step(&self, what: &str) {
+        eprintln!("{:4} s  {what}", self.started.elapsed().as_secs());
     }
 
     fn install_chart(&mut self, image: &str) {
@@ -56,7 +68,6 @@ impl System {
             "list",
             "--namespace",
             OPERATOR_NAMESPACE,
-            "--all",
             "--short",
             "--filter",
             "^fanout$",
