@@ -23,6 +23,17 @@ pub(crate) struct Commit {
     revision: u64,
 }
 
+impl Commit {
+    /// A position without a word on what is finished beyond it.
+    pub(crate) const fn plain(offset: i64) -> Self {
+        Self {
+            offset,
+            metadata: String::new(),
+            revision: 0,
+        }
+    }
+}
+
 /// Progress of one partition.
 #[derive(Debug)]
 pub(crate) struct Offsets {

@@ -140,17 +140,34 @@ impl Source {
         context.take()
     }
 
-    /// Begins a commit; its answer is a [`Signal::Committed`]. Never waits.
-    pub(crate) fn commit(&self, commits: &[(i32, Commit)]) -> KafkaResult<()> {
-        let mut list = TopicPartitionList::with_capacity(commits.len());
-        for (partition, commit) in commits {
-            let mut element = list.add_partition(&self.topic, *partition);
-            element.set_offset(Offset::Offset(commit.offset))?;
-            if !commit.metadata.is_empty() {
-                element.set_metadata(&commit.metadata);
+    /// Begins a commit; its answer is a [`Signal::Committed`].
+    pub(crate) fn commit(&self, commits: &[(i32, Commit)]) {
+        let (consumer, topic) = (Arc::clone(&self.consumer), Arc::clone(&self.topic));
+        let (described, plain): (Vec<_>, Vec<_>) = commits
+            .iter()
+            .cloned()
+            .partition(|(_, commit)| !commit.metadata.is_empty());
+        // The client answers an asynchronous commit to nobody, hence one that waits. It says of a commit of several
+        // partitions only what befell all of them; metadata can be refused for one, so each of these goes alone.
+        tokio::task::spawn_blocking(move || {
+            let mut answers = Vec::with_capacity(plain.len() + described.len());
+            let answer = commit(&consumer, &topic, &plain);
+            answers.extend(
+                plain
+                    .iter()
+                    .map(|(at, commit)| (*at, commit.offset, answer)),
+            );
+            for (at, described) in described {
+                let offset = described.offset;
+                let mut answer = commit(&consumer, &topic, &[(at, described)]);
+                if answer == Err(RDKafkaErrorCode::OffsetMetadataTooLarge) {
+                    // The broker takes less than usual: the position matters more than a few repeats.
+                    answer = commit(&consumer, &topic, &[(at, Commit::plain(offset))]);
+                }
+                answers.push((at, offset, answer));
             }
-        }
-        self.consumer.commit(&list, CommitMode::Async)
+            consumer.context().push(Signal::Committed(answers));
+        });
     }
 
     /// Asks the broker where `partitions` stand.
@@ -253,6 +270,29 @@ pub(crate) fn next(queue: &Queue) -> Next {
             code => Next::Failed(name(code)),
         },
     }
+}
+
+/// Commits and waits for the answer.
+fn commit(
+    consumer: &BaseConsumer<Context>,
+    topic: &str,
+    commits: &[(i32, Commit)],
+) -> Result<(), RDKafkaErrorCode> {
+    if commits.is_empty() {
+        return Ok(());
+    }
+    let commit = || {
+        let mut list = TopicPartitionList::with_capacity(commits.len());
+        for (partition, commit) in commits {
+            let mut element = list.add_partition(topic, *partition);
+            element.set_offset(Offset::Offset(commit.offset))?;
+            if !commit.metadata.is_empty() {
+                element.set_metadata(&commit.metadata);
+            }
+        }
+        consumer.commit(&list, CommitMode::Sync)
+    };
+    commit().map_err(|error| code(&error))
 }
 
 /// Answers a rebalance without taking anything.

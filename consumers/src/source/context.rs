@@ -7,8 +7,8 @@ use crate::source::name;
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::topic_partition_list::{Offset, TopicPartitionList, TopicPartitionListElem};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 use rdkafka::types::RDKafkaRespErr;
 use serde::Deserialize;
 use std::collections::{HashMap, VecDeque};
@@ -172,22 +172,5 @@ impl ConsumerContext for Context {
         } else {
             self.push(signal);
         }
-    }
-
-    fn commit_callback(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let reduce = |result: KafkaResult<()>| result.map_err(|error| super::code(&error));
-        let whole = reduce(result);
-        let answers = offsets.elements();
-        let answers = answers
-            .iter()
-            .filter_map(|entry| match entry.offset() {
-                Offset::Offset(offset) => {
-                    let answer = whole.and_then(|()| reduce(entry.error()));
-                    Some((entry.partition(), offset, answer))
-                }
-                _ => None,
-            })
-            .collect();
-        self.push(Signal::Committed(answers));
     }
 }

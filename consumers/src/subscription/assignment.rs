@@ -291,14 +291,8 @@ impl Session<'_> {
         if due.is_empty() {
             return;
         }
-        match self.source.commit(&due) {
-            Ok(()) => assignment.committing = Some((due.into_iter().collect(), now)),
-            Err(error) => {
-                tracing::warn!(subscription = name, %error, "a commit could not begin");
-                self.subscription.series.commit_failure();
-                assignment.not_before = now + COMMIT_RETRY;
-            }
-        }
+        self.source.commit(&due);
+        assignment.committing = Some((due.into_iter().collect(), now));
     }
 
     /// The answer to a commit. What was refused stays due.
