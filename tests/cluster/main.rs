@@ -4,6 +4,8 @@
 //! Uses the local cluster if it runs, else starts it and stops it afterwards. Needs root on Linux, as that cluster does.
 #![allow(
     clippy::panic,
+    clippy::too_many_lines,
+    clippy::unwrap_in_result,
     clippy::unwrap_used,
     clippy::string_slice,
     reason = "a test fails by panicking: the message is what the developer reads"

@@ -41,42 +41,6 @@ impl Node {
         command.env("KUBECONFIG", &self.kubeconfig);
         command
     }
-
-    /// Packs an image and makes it known to the cluster; returns its name.
-    pub(crate) fn load_image(&self, name: &str) -> String {
-        let mut pack = Command::new(tests_dir().join("images/pack.sh"));
-        pack.arg(name);
-        if matches!(name, "product" | "demo") {
-            // The folder of the programs that cargo built together with this test.
-            pack.arg(
-                PathBuf::from(env!("CARGO_BIN_EXE_fanout-demo"))
-                    .parent()
-                    .unwrap(),
-            );
-        }
-        let packed = output(&mut pack);
-        let (reference, archive) = packed.trim().split_once(' ').unwrap();
-        self.library("import_image", &[archive]);
-        reference.to_owned()
-    }
-
-    /// Stops or resumes every process of a container, as the runtime does it.
-    pub(crate) fn container(&self, action: &str, id: &str) {
-        let arguments = "ctr --address /run/node/containerd.sock --namespace k8s.io tasks";
-        let arguments: Vec<&str> = arguments.split(' ').chain([action, id]).collect();
-        self.library("in_node", &arguments);
-    }
-
-    /// Calls a function of lib.sh.
-    fn library(&self, function: &str, arguments: &[&str]) {
-        let mut command = Command::new("bash");
-        command
-            .args(["-euc", r#". "$0"; "$@""#])
-            .arg(tests_dir().join("cluster/lib.sh"))
-            .arg(function)
-            .args(arguments);
-        output(&mut command);
-    }
 }
 
 impl Drop for Node {
@@ -93,4 +57,40 @@ impl Drop for Node {
 
 fn script(name: &str) -> Command {
     Command::new(tests_dir().join("cluster").join(name))
+}
+
+/// Packs an image and makes it known to the cluster; returns its name.
+pub(crate) fn load_image(name: &str) -> String {
+    let mut pack = Command::new(tests_dir().join("images/pack.sh"));
+    pack.arg(name);
+    if matches!(name, "product" | "demo") {
+        // The folder of the programs that cargo built together with this test.
+        pack.arg(
+            PathBuf::from(env!("CARGO_BIN_EXE_fanout-demo"))
+                .parent()
+                .unwrap(),
+        );
+    }
+    let packed = output(&mut pack);
+    let (reference, archive) = packed.trim().split_once(' ').unwrap();
+    library("import_image", &[archive]);
+    reference.to_owned()
+}
+
+/// Stops (`pause`) or resumes every process of a container, as the runtime does it.
+pub(crate) fn container(action: &str, id: &str) {
+    let arguments = "ctr --address /run/node/containerd.sock --namespace k8s.io tasks";
+    let arguments: Vec<&str> = arguments.split(' ').chain([action, id]).collect();
+    library("in_node", &arguments);
+}
+
+/// Calls a function of lib.sh.
+fn library(function: &str, arguments: &[&str]) {
+    let mut command = Command::new("bash");
+    command
+        .args(["-euc", r#". "$0"; "$@""#])
+        .arg(tests_dir().join("cluster/lib.sh"))
+        .arg(function)
+        .args(arguments);
+    output(&mut command);
 }

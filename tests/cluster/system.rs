@@ -4,7 +4,7 @@ mod objects;
 
 use crate::SOON;
 use crate::command::{output, repository_file, tests_dir, try_with_input};
-use crate::node::Node;
+use crate::node::{self, Node};
 use fanout_tests::eventually;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -31,8 +31,8 @@ impl System {
     pub(crate) async fn install() -> Self {
         let started = Instant::now();
         let node = Node::start();
-        let product = node.load_image("product");
-        let images = ["demo", "kafka", "postgres"].map(|name| (name, node.load_image(name)));
+        let product = node::load_image("product");
+        let images = ["demo", "kafka", "postgres"].map(|name| (name, node::load_image(name)));
         let mut system = Self {
             namespace: format!("cluster-test-{}", std::process::id()),
             installed_here: false,

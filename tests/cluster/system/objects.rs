@@ -1,7 +1,7 @@
 //! What the test does with the product: objects, events, and what it sees of both.
 
 use super::{DATABASE, System};
-use crate::node::Node;
+use crate::node;
 use fanout_contract::consumer::{ConsumerConfig, ConsumerStatus};
 use fanout_tests::eventually;
 use serde_json::{Value, json};
@@ -10,14 +10,13 @@ use std::time::Duration;
 
 /// A container that stands still until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Frozen<'a> {
-    node: &'a Node,
+pub(crate) struct Frozen {
     container: String,
 }
 
-impl Drop for Frozen<'_> {
+impl Drop for Frozen {
     fn drop(&mut self) {
-        self.node.container("resume", &self.container);
+        node::container("resume", &self.container);
     }
 }
 
@@ -192,18 +191,15 @@ impl System {
         pods.remove(0)
     }
 
-    pub(crate) fn freeze_worker(&self) -> Frozen<'_> {
+    pub(crate) fn freeze_worker(&self) -> Frozen {
         let id = self.worker()["status"]["containerStatuses"][0]["containerID"].clone();
         let container = id
             .as_str()
             .unwrap()
             .trim_start_matches("containerd://")
             .to_owned();
-        self.node.container("pause", &container);
-        Frozen {
-            node: &self.node,
-            container,
-        }
+        node::container("pause", &container);
+        Frozen { container }
     }
 
     /// Generation of a Subscription that the worker says is in force.
