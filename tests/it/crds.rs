@@ -96,10 +96,7 @@ async fn subscriptions_are_selected_by_their_topic() {
     let client = server.client().await;
     let namespace = server.namespace("selected").await;
     for (name, topic) in [("one", "posts"), ("two", "likes")] {
-        let object = json!({
-            "apiVersion": "fanout.dev/v1alpha1", "kind": "Subscription", "metadata": {"name": name},
-            "spec": {"topicRef": {"name": topic}, "sink": {"webhook": {"url": "https://example.com/"}}},
-        });
+        let object = subscription(name, topic);
         create(&client, &namespace, object).await.expect("accepted");
     }
     let api: Api<fanout_crds::Subscription> = Api::namespaced(client, &namespace);
@@ -117,13 +114,7 @@ async fn a_status_of_the_types_is_stored_as_written() {
     let server = api_server();
     let client = server.client().await;
     let namespace = server.namespace("status").await;
-    let object = json!({
-        "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": "posts"},
-        "spec": {
-            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
-            "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
-        },
-    });
+    let object = fanout_topic("posts");
     create(&client, &namespace, object).await.expect("accepted");
     let status = fanout_crds::FanoutTopicStatus {
         observed_generation: Some(1),
@@ -164,19 +155,7 @@ async fn kubectl_get_shows_what_the_status_says() {
     let server = api_server();
     let client = server.client().await;
     let namespace = server.namespace("columns").await;
-    let objects = [
-        json!({
-            "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": "posts"},
-            "spec": {
-                "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
-                "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
-            },
-        }),
-        json!({
-            "apiVersion": "fanout.dev/v1alpha1", "kind": "Subscription", "metadata": {"name": "search"},
-            "spec": {"topicRef": {"name": "posts"}, "sink": {"webhook": {"url": "https://example.com/"}}},
-        }),
-    ];
+    let objects = [fanout_topic("posts"), subscription("search", "posts")];
     let condition = json!({
         "type": "Ready", "status": "False", "reason": "Progressing", "message": "wait",
         "lastTransitionTime": "2026-01-02T03:04:05Z",
@@ -266,10 +245,7 @@ async fn writes_are_counted_per_user_agent_and_reads_are_not() {
         .await
         .expect_err("no right was given");
     assert!(refused.to_string().contains("is forbidden"), "{refused}");
-    let object = json!({
-        "apiVersion": "fanout.dev/v1alpha1", "kind": "Subscription", "metadata": {"name": "one"},
-        "spec": {"topicRef": {"name": "posts"}, "sink": {"webhook": {"url": "https://example.com/"}}},
-    });
+    let object = subscription("one", "posts");
     create(&client, &namespace, object)
         .await
         .expect_err("no right was given");
@@ -289,6 +265,23 @@ async fn writes_are_counted_per_user_agent_and_reads_are_not() {
         status: 403,
     };
     assert_eq!(mine, [expected]);
+}
+
+fn fanout_topic(name: &str) -> Value {
+    json!({
+        "apiVersion": "fanout.dev/v1alpha1", "kind": "FanoutTopic", "metadata": {"name": name},
+        "spec": {
+            "source": {"postgres": {"urlSecretRef": {"name": "db", "key": "url"}, "table": "public.outbox"}},
+            "broker": {"kafka": {"bootstrapServers": "kafka:9092"}},
+        },
+    })
+}
+
+fn subscription(name: &str, topic: &str) -> Value {
+    json!({
+        "apiVersion": "fanout.dev/v1alpha1", "kind": "Subscription", "metadata": {"name": name},
+        "spec": {"topicRef": {"name": topic}, "sink": {"webhook": {"url": "https://example.com/"}}},
+    })
 }
 
 async fn create(client: &Client, namespace: &str, object: Value) -> kube::Result<DynamicObject> {

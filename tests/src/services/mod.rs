@@ -45,7 +45,7 @@ pub fn api_server() -> &'static ApiServer {
     once(&SERVICE, "the Kubernetes API server", ApiServer::start)
 }
 
-/// The PgBouncer in front of [`postgres`], in transaction mode.
+/// The PgBouncer in front of [`postgres()`], in transaction mode.
 pub fn pgbouncer() -> &'static PgBouncer {
     static SERVICE: OnceLock<Result<PgBouncer, String>> = OnceLock::new();
     once(&SERVICE, "PgBouncer", || PgBouncer::start(postgres()))
