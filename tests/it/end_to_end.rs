@@ -7,8 +7,10 @@ use fanout_tests::checker::outbox::Row;
 use fanout_tests::checker::writer::Writer;
 use fanout_tests::process::{Consumer, Files, Relay};
 use fanout_tests::receiver::{Receiver, behave};
+use fanout_tests::services::child::Signal;
+use fanout_tests::services::kafka::Kafka;
 use fanout_tests::verdict::{self, Verdict};
-use fanout_tests::{Deadline, Sandbox, eventually};
+use fanout_tests::{Deadline, Sandbox, eventually, services};
 use std::time::Duration;
 
 const SETTLE: Duration = Duration::from_mins(3);
@@ -191,6 +193,68 @@ async fn faults_of_workers_lose_nothing_and_keep_the_order() {
             "a consumer that was started again runs"
         );
     }
+}
+
+/// What happens to the broker in the middle of the load.
+async fn broker_fault(test: &str, strike: impl FnOnce(&Kafka) + Send + 'static) {
+    let kafka = tokio::task::spawn_blocking(|| Kafka::start().unwrap())
+        .await
+        .unwrap();
+    let postgres = tokio::task::spawn_blocking(services::postgres)
+        .await
+        .unwrap();
+    let sandbox = Sandbox::with(test, postgres, &kafka).await;
+    let hook = Subscriber::new(&sandbox, "hook", behave::ok()).await;
+    let _relay = Relay::start(&sandbox, "relay-0", &sandbox.relay_config()).await;
+    let config = sandbox.consumer_config(vec![hook.subscription.clone()]);
+    let _consumers = [
+        Consumer::start(&sandbox, "pool-0", &config).await,
+        Consumer::start(&sandbox, "pool-1", &config).await,
+    ];
+    let options = Options {
+        transactions: 1_500,
+        hold: Duration::from_secs(1),
+        ..Options::default()
+    };
+    let load = Load::start(&sandbox, &options).await;
+    load_until(&load, 500).await;
+    let kafka = tokio::task::spawn_blocking(move || {
+        strike(&kafka);
+        kafka
+    })
+    .await
+    .unwrap();
+    let journal = load.finish().await;
+    let checker = Checker::new(&sandbox, &journal).await;
+    let log = Checker::settle(SETTLE, async || checker.judge_log().await).await;
+    assert_sound(&[
+        ("log".to_owned(), log),
+        hook.settled(&checker, |_| true).await,
+    ]);
+    drop(kafka);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_of_a_broker_that_is_killed_lose_nothing() {
+    broker_fault("broker_killed", |kafka| {
+        kafka.kill();
+        kafka.start_again().unwrap();
+    })
+    .await;
+}
+
+/// Longer than the sessions of the groups: the members are thrown out before they can answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_of_a_broker_that_stalls_lose_nothing() {
+    broker_fault("broker_stalls", |kafka| {
+        kafka.signal(Signal::STOP);
+        let stall = Deadline::after(Duration::from_secs(15));
+        while !stall.passed() {
+            std::thread::park_timeout(stall.left());
+        }
+        kafka.signal(Signal::CONT);
+    })
+    .await;
 }
 
 /// Others commit for a minute while one writing transaction stays open.

@@ -1,6 +1,7 @@
 //! Observer of a Kafka topic: a raw reader of all partitions, outside every consumer group.
 
 use super::content::{self, Form};
+use crate::Deadline;
 use crate::verdict::Event;
 use fanout_contract::envelope::{Attributes, dead_letter};
 use rdkafka::config::ClientConfig;
@@ -10,13 +11,14 @@ use rdkafka::{Offset, TopicPartitionList};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+/// For one answer of the broker.
 const LIMIT: Duration = Duration::from_secs(30);
+/// For a broker that comes back.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// The records of a topic at one moment.
 #[derive(Debug)]
 pub struct Log {
-    topic: String,
-    partitions: Vec<i32>,
     /// By partition, in offset order.
     pub records: Vec<Record>,
 }
@@ -79,10 +81,7 @@ impl Log {
     /// Reads every partition of `topic` from its start to its present end.
     pub async fn read(bootstrap: &str, topic: &str) -> Self {
         let (bootstrap, topic) = (bootstrap.to_owned(), topic.to_owned());
-        tokio::task::spawn_blocking(move || read(&bootstrap, topic))
-            .await
-            .expect("the reader does not panic")
-            .unwrap_or_else(|error| panic!("the log can't be read: {error:#}"))
+        patiently("the log", move || read(&bootstrap, &topic)).await
     }
 
     /// Ids of the events at or beyond `offsets`, by partition.
@@ -118,22 +117,21 @@ impl Log {
     }
 }
 
-/// Committed offsets of `group` on the topic of `log`, by partition; partitions without one are left out.
-pub async fn committed(bootstrap: &str, group: &str, log: &Log) -> HashMap<i32, i64> {
+/// Committed offsets of `group` on `topic`, by partition; partitions without one are left out.
+pub async fn committed(bootstrap: &str, group: &str, topic: &str) -> HashMap<i32, i64> {
     let mut config = client(bootstrap);
     config.set("group.id", group);
-    let mut list = TopicPartitionList::new();
-    for partition in &log.partitions {
-        list.add_partition(&log.topic, *partition);
-    }
-    tokio::task::spawn_blocking(move || {
+    let topic = topic.to_owned();
+    patiently("committed offsets", move || {
         // Never subscribed, so it does not become a member.
         let consumer: BaseConsumer = config.create()?;
-        consumer.committed_offsets(list, LIMIT)
+        let mut list = TopicPartitionList::new();
+        for partition in partitions(&consumer, &topic)? {
+            list.add_partition(&topic, partition);
+        }
+        Ok(consumer.committed_offsets(list, LIMIT)?)
     })
     .await
-    .expect("the reader does not panic")
-    .unwrap_or_else(|error| panic!("committed offsets of {group}: {error}"))
     .elements()
     .iter()
     .filter_map(|element| match element.offset() {
@@ -141,6 +139,25 @@ pub async fn committed(bootstrap: &str, group: &str, log: &Log) -> HashMap<i32, 
         _ => None,
     })
     .collect()
+}
+
+/// Runs a blocking `read` again while the broker that a test struck is not itself yet.
+async fn patiently<T: Send + 'static>(
+    what: &'static str,
+    mut read: impl FnMut() -> anyhow::Result<T> + Send + 'static,
+) -> T {
+    tokio::task::spawn_blocking(move || {
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            match read() {
+                Ok(value) => return value,
+                Err(error) => assert!(!deadline.passed(), "{what} can't be read: {error:#}"),
+            }
+            std::thread::park_timeout(Duration::from_millis(200));
+        }
+    })
+    .await
+    .expect("the reader ends")
 }
 
 fn client(bootstrap: &str) -> ClientConfig {
@@ -151,29 +168,33 @@ fn client(bootstrap: &str) -> ClientConfig {
     config
 }
 
-fn read(bootstrap: &str, topic: String) -> anyhow::Result<Log> {
-    let consumer: BaseConsumer = client(bootstrap)
-        .set("group.id", "fanout-checker")
-        .set("auto.offset.reset", "error")
-        .set("enable.partition.eof", "false")
-        .create()?;
-    let metadata = consumer.fetch_metadata(Some(&topic), LIMIT)?;
+fn partitions(consumer: &BaseConsumer, topic: &str) -> anyhow::Result<Vec<i32>> {
+    let metadata = consumer.fetch_metadata(Some(topic), LIMIT)?;
     let known = metadata
         .topics()
         .first()
         .map_or(&[][..], |t| t.partitions());
     anyhow::ensure!(!known.is_empty(), "topic {topic} has no partitions");
-    let partitions: Vec<i32> = known
+    Ok(known
         .iter()
         .map(rdkafka::metadata::MetadataPartition::id)
-        .collect();
+        .collect())
+}
+
+fn read(bootstrap: &str, topic: &str) -> anyhow::Result<Log> {
+    let consumer: BaseConsumer = client(bootstrap)
+        .set("group.id", "fanout-checker")
+        .set("auto.offset.reset", "error")
+        .set("enable.partition.eof", "false")
+        .create()?;
+    let partitions = partitions(&consumer, topic)?;
     let mut missing: HashMap<i32, i64> = HashMap::new();
     let mut assignment = TopicPartitionList::new();
-    for partition in &partitions {
-        let (low, high) = consumer.fetch_watermarks(&topic, *partition, LIMIT)?;
+    for partition in partitions {
+        let (low, high) = consumer.fetch_watermarks(topic, partition, LIMIT)?;
         if low < high {
-            assignment.add_partition_offset(&topic, *partition, Offset::Offset(low))?;
-            missing.insert(*partition, high);
+            assignment.add_partition_offset(topic, partition, Offset::Offset(low))?;
+            missing.insert(partition, high);
         }
     }
     consumer.assign(&assignment)?;
@@ -193,11 +214,7 @@ fn read(bootstrap: &str, topic: String) -> anyhow::Result<Log> {
         records.push(record(&message));
     }
     records.sort_by_key(|record: &Record| (record.partition, record.offset));
-    Ok(Log {
-        topic,
-        partitions,
-        records,
-    })
+    Ok(Log { records })
 }
 
 fn record(message: &BorrowedMessage<'_>) -> Record {

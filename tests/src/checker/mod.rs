@@ -89,16 +89,16 @@ impl<'a> Checker<'a> {
             .iter()
             .map(|row| (row.event_id.as_str(), row.key.as_deref()))
             .collect();
+        // What is delivered while this reads must not look lost: positions first, deliveries last.
+        let committed_offsets = self.committed_offsets(&subscription.group_id).await;
+        let log = Log::read(&self.sandbox.bootstrap, &self.sandbox.kafka_topic).await;
+        let dead = Log::read(&self.sandbox.bootstrap, &self.sandbox.dead_letter_topic).await;
         let accepted = received::accepted(self.sandbox.pool(), receiver.name()).await;
         let seen = accepted.into_iter().map(|request| {
             // A request does not carry the key; the identity of the event does.
             let key = keys.get(request.id.as_str()).copied().flatten();
             request.event(key, form)
         });
-        let log = Log::read(&self.sandbox.bootstrap, &self.sandbox.kafka_topic).await;
-        let committed_offsets =
-            log::committed(&self.sandbox.bootstrap, &subscription.group_id, &log).await;
-        let dead = Log::read(&self.sandbox.bootstrap, &self.sandbox.dead_letter_topic).await;
         let name = format!("{}/{}", self.sandbox.namespace, subscription.name);
         verdict::judge(&Evidence {
             committed: self.committed(form),
@@ -126,6 +126,10 @@ impl<'a> Checker<'a> {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    async fn committed_offsets(&self, group: &str) -> HashMap<i32, i64> {
+        log::committed(&self.sandbox.bootstrap, group, &self.sandbox.kafka_topic).await
     }
 
     fn committed(&self, form: Form) -> Vec<Event> {

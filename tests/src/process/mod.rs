@@ -3,7 +3,7 @@
 mod config_dir;
 
 use crate::services::child::{self, Process, Signal, Spec};
-use crate::services::say;
+use crate::services::{dirs, say};
 use crate::{Sandbox, eventually};
 use config_dir::ConfigDir;
 use fanout_contract::consumer::{ConsumerConfig, ConsumerStatus};
@@ -260,6 +260,10 @@ impl<B: Binary> Drop for Worker<B> {
         if std::thread::panicking() {
             let shown = child::tail(&log, SHOWN_LINES);
             eprintln!("---- the end of {}'s log\n{shown}\n----", self.instance);
+            match dirs::keep(&format!("{}.log", self.instance), &log) {
+                Ok(path) => eprintln!("the whole log: {}", path.display()),
+                Err(error) => eprintln!("the whole log is lost: {error:#}"),
+            }
             return;
         }
         let leaked = self.leaked_into(&log);
@@ -333,12 +337,7 @@ fn program<B: Binary>() -> PathBuf {
 }
 
 fn newer_source(folder: &str, built: SystemTime) -> Option<PathBuf> {
-    let mut folders = vec![
-        crate::services::dirs::tests_dir()
-            .join("..")
-            .join(folder)
-            .join("src"),
-    ];
+    let mut folders = vec![dirs::tests_dir().join("..").join(folder).join("src")];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).ok()?.flatten() {
             let meta = entry.metadata().ok()?;

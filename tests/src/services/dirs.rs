@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 const LOCK: &str = "lock";
 
@@ -93,6 +94,23 @@ pub fn remove_dead() -> anyhow::Result<()> {
     let runs = runs()?;
     let _guard = guard(&runs)?;
     remove_folders_of_the_dead(&runs)
+}
+
+/// Keeps a log of a failed test in the cache, for a day.
+pub fn keep(name: &str, log: &str) -> anyhow::Result<PathBuf> {
+    const KEPT: Duration = Duration::from_hours(24);
+    let dir = cache().join("failed");
+    fs::create_dir_all(&dir)?;
+    for entry in fs::read_dir(&dir)? {
+        let entry = entry?;
+        let age = entry.metadata()?.modified()?.elapsed().unwrap_or_default();
+        if age > KEPT {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    let path = dir.join(format!("{:08x}-{name}", rand::random::<u32>()));
+    fs::write(&path, log)?;
+    Ok(path)
 }
 
 /// One process at a time may look: a folder whose lock file is not locked yet looks dead.

@@ -68,6 +68,13 @@ impl Kafka {
         drop(self.lock().take());
     }
 
+    /// Sends the broker a signal, such as `Signal::STOP`: it answers nothing before `Signal::CONT`.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(process) = self.lock().as_ref() {
+            process.signal(signal);
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
