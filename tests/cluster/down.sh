@@ -5,7 +5,7 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-quiet= keep_logs=
+quiet='' keep_logs=''
 for argument; do
   case $argument in
   --quiet) quiet=yes ;;
