@@ -94,6 +94,4 @@ pub mod reason {
     pub const DELIVERY_FAILING: &str = "DeliveryFailing";
     /// Too much finished beyond the committed position.
     pub const PREFIX_FULL: &str = "PrefixFull";
-    /// Records that were not delivered were removed by the log's retention.
-    pub const EXPIRED: &str = "Expired";
 }
