@@ -16,6 +16,7 @@ done
 
 [ -d "$state" ] || { [ "$quiet" ] || say "there is no local cluster"; exit 0; }
 [ "$(id -u)" = 0 ] || die "stopping the local cluster needs root"
+[ "${FANOUT_CLUSTER_LOCKED:-}" ] || lock cluster # up.sh holds it when it calls
 
 # Killing the node's first process makes the kernel kill every other one, and with the last of them go namespaces, mounts, bridge and rules.
 if pid=$(node_pid); then

@@ -36,6 +36,10 @@ mount -t proc proc /proc
 mount --make-rshared /
 state=/run/node/state bin=/run/node/bin kubeconfig=/run/node/state/kubeconfig
 export PATH=/run/node/bin:$PATH
+# An overlay file system cannot lie on another one; plain copies can (the machine is itself a container).
+snapshotter=overlayfs
+case $(stat --file-system --format=%T "$state/run") in overlayfs | *794c7630*) snapshotter=native ;; esac
+sed "s/@SNAPSHOTTER@/$snapshotter/" /run/node/conf/containerd.toml >/run/node/containerd.toml
 : >/run/node/resolv.conf
 
 # The kubelet sets these for the whole machine, and ends if it cannot. It finds the values it wants, in files that are not the machine's.
@@ -56,7 +60,10 @@ SYSCTLS
 # --- Control groups: one parent for all pods, in every hierarchy.
 if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
   # Version 2: a controller reaches a group only if its parent hands it down.
-  for controller in cpuset cpu io memory hugetlb pids; do echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true; done
+  for controller in cpuset cpu io memory hugetlb pids; do echo "+$controller" 2>/dev/null >/sys/fs/cgroup/cgroup.subtree_control || true; done
+  for controller in cpu memory pids; do
+    grep -qw "$controller" /sys/fs/cgroup/cgroup.subtree_control || die "the $controller controller of control groups cannot be used (inside a container?)"
+  done
   mkdir -p "/sys/fs/cgroup/$cgroup"
 else
   for hierarchy in /sys/fs/cgroup/*/; do [ ! -e "$hierarchy/cgroup.procs" ] || mkdir -p "$hierarchy/$cgroup"; done
@@ -92,7 +99,7 @@ supervise() {
 }
 
 # An image that is not there shall fail at once, not be looked for on the internet: the proxy does not exist.
-supervise containerd env HTTP_PROXY=http://127.0.0.1:9 HTTPS_PROXY=http://127.0.0.1:9 containerd --config /run/node/conf/containerd.toml
+supervise containerd env HTTP_PROXY=http://127.0.0.1:9 HTTPS_PROXY=http://127.0.0.1:9 containerd --config /run/node/containerd.toml
 
 # The data is thrown away with the cluster, so it need not reach the disk.
 supervise etcd etcd --name node --data-dir "$state/run/etcd" --unsafe-no-fsync --log-level warn \

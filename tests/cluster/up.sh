@@ -4,7 +4,10 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-[ "$(id -u)" != 0 ] || lock cluster
+if [ "$(id -u)" = 0 ]; then
+  lock cluster
+  export FANOUT_CLUSTER_LOCKED=yes # for down.sh
+fi
 deadline=$((SECONDS + 20))
 # Its first process may be there and yet be about to end, so it must also answer.
 while node_pid >/dev/null; do
