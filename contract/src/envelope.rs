@@ -232,7 +232,11 @@ mod tests {
             (SEQUENCE.into(), sequence(1)),
             (TRACEPARENT.into(), "00".into()),
         ];
-        let names: Vec<_> = event.to_headers().into_iter().map(|(name, _)| name).collect();
+        let names: Vec<_> = event
+            .to_headers()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect();
         assert_eq!(
             names,
             [

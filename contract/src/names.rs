@@ -61,8 +61,27 @@ pub fn pool_deployment(topic: &str, pool: u32) -> String {
 }
 
 /// Deployment of a Subscription with `isolation: Dedicated`.
+///
+/// Where that could also be the name of another pair's worker (topic `a`, subscription `b-s-c`; topic `a-s-b`,
+/// subscription `c`), of a relay or of a pool, a hash of the pair is added.
 pub fn dedicated_deployment(topic: &str, subscription: &str) -> String {
-    shorten(&format!("{topic}-s-{subscription}"), DEPLOYMENT_MAX)
+    let name = format!("{topic}-s-{subscription}");
+    if is_ambiguous(topic, subscription) {
+        let pair = format!("{topic}/{subscription}");
+        return with_hash(&name, &pair, DEPLOYMENT_MAX);
+    }
+    shorten(&name, DEPLOYMENT_MAX)
+}
+
+fn is_ambiguous(topic: &str, subscription: &str) -> bool {
+    let (head, tail) = subscription.rsplit_once('-').unwrap_or(("", subscription));
+    let like_relay = tail == "relay";
+    let like_pool = (head == "pool" || head.ends_with("-pool"))
+        && tail.bytes().all(|byte| byte.is_ascii_digit());
+    format!("{topic}-").contains("-s-")
+        || format!("-{subscription}").contains("-s-")
+        || like_relay
+        || like_pool
 }
 
 /// File of one Secret value in a worker's volume: `<uid>.<field>`, the uid being that of the object whose
@@ -73,11 +92,16 @@ pub fn secret_file(uid: &str, field: &str) -> String {
 
 /// Cuts `name` to `max` bytes; a cut name ends in a hash of the whole, so that two long names stay apart.
 fn shorten(name: &str, max: usize) -> String {
-    const HASH: usize = 8;
     if name.len() <= max {
         return name.to_owned();
     }
-    let digest = Sha256::digest(name.as_bytes());
+    with_hash(name, name, max)
+}
+
+/// `name`, cut where needed, and a hash of `of`; at most `max` bytes.
+fn with_hash(name: &str, of: &str, max: usize) -> String {
+    const HASH: usize = 8;
+    let digest = Sha256::digest(of.as_bytes());
     let hash: String = digest
         .iter()
         .take(HASH / 2)
@@ -108,6 +132,28 @@ mod tests {
         let two = dedicated_deployment(&topic, &format!("{}b", "s".repeat(39)));
         assert_eq!(one.len(), 63);
         assert_ne!(one, two);
+    }
+
+    #[test]
+    fn no_two_workers_of_a_namespace_share_a_name() {
+        let parts = [
+            "a", "s", "b", "a-s", "s-b", "a-s-b", "b-s-c", "c", "relay", "a-relay", "pool-0",
+            "a-pool-0",
+        ];
+        let mut names = std::collections::BTreeMap::new();
+        let mut claim = |name: String, by: String| {
+            if let Some(other) = names.insert(name.clone(), by.clone()) {
+                panic!("{name} belongs to {other} and to {by}");
+            }
+        };
+        for topic in parts {
+            claim(relay_deployment(topic), format!("relay of {topic}"));
+            claim(pool_deployment(topic, 0), format!("pool of {topic}"));
+            for subscription in parts {
+                let by = format!("{subscription} of {topic}");
+                claim(dedicated_deployment(topic, subscription), by);
+            }
+        }
     }
 
     #[test]
