@@ -23,12 +23,8 @@ demo_program() {
   shift
   social exec deployment/fast --container receiver -- /fanout-demo "$command" --database-url-file /etc/social/database/url --bootstrap-servers "$kafka" "$@"
 }
-# sql FILE-OR-DASH PSQL-ARGUMENT...: as the database's owner; secrets come in the SQL, never as arguments.
-sql() {
-  local file=$1
-  shift
-  kubectl --namespace "$services_namespace" exec -i deployment/postgres -- psql -X -q -v ON_ERROR_STOP=1 -U postgres "$@" <"$file" >/dev/null
-}
+# sql PSQL-ARGUMENT...: runs the SQL on standard input as the database's owner; secrets come in the SQL, never as arguments.
+sql() { kubectl --namespace "$services_namespace" exec -i deployment/postgres -- psql -X -q -v ON_ERROR_STOP=1 -U postgres "$@" >/dev/null; }
 secret() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 
 build() {
@@ -95,14 +91,14 @@ install_operator() {
 prepare_database() {
   local app relay
   app=$(secret 16) relay=$(secret 16)
-  sql - <<SQL
+  sql <<SQL
 create role fanout_app login password '$app';
 create role fanout_relay login password '$relay';
 create database social;
 SQL
-  sql "$root/manifests/sql/00-fanout.sql" -d social
-  sql "$root/manifests/sql/10-outbox.sql" -d social -v app_role=fanout_app
-  sql "$demo/social.sql" -d social
+  sql -d social <"$root/manifests/sql/00-fanout.sql"
+  sql -d social -v app_role=fanout_app <"$root/manifests/sql/10-outbox.sql"
+  sql -d social <"$demo/social.sql"
   make_namespace "$application_namespace"
   # Through standard input: arguments can be read by everybody on the machine.
   social apply -f - >/dev/null <<YAML

@@ -104,12 +104,12 @@ mod tests {
         assert_eq!(manifests.len(), SUBSCRIPTIONS.len());
         for (name, wanted) in SUBSCRIPTIONS {
             let (_, filter) = manifests.iter().find(|(found, _)| found == name).unwrap();
-            for r#type in [POST, FOLLOW, LIKE] {
+            for kind in [POST, FOLLOW, LIKE] {
                 for visibility in ["public", "followers"] {
                     let attributes = Attributes {
                         id: "1".to_owned(),
                         source: "/social/posts".to_owned(),
-                        r#type: r#type.to_owned(),
+                        r#type: kind.to_owned(),
                         time: None,
                         subject: None,
                         content_type: Some("application/json".to_owned()),
@@ -121,9 +121,8 @@ mod tests {
                     });
                     assert_eq!(
                         matches,
-                        wanted.matches(r#type, visibility),
-                        "{name} {} {visibility}",
-                        r#type
+                        wanted.matches(kind, visibility),
+                        "{name} {kind} {visibility}"
                     );
                 }
             }

@@ -16,9 +16,10 @@ use standardwebhooks::Webhook;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 /// Largest accepted body, bytes.
@@ -128,11 +129,14 @@ async fn receive(
         tokio::time::sleep(receiver.delay).await;
     }
     let status = receiver.behaviour.status(number);
+    let mut planted = receiver.planted.lock().await;
     let records = if status == StatusCode::OK {
-        receiver.planted().filter(delivery)
+        planted.filter(delivery)
     } else {
         vec![delivery]
     };
+    // What a fault held back is recorded before anything later can be.
+    let _planted = (records.len() > 1).then_some(planted);
     for delivery in &records {
         if let Err(error) = record(&receiver.pool, delivery, status).await {
             // Not recorded means not received: the sender has to come again.
@@ -165,16 +169,8 @@ async fn plant(State(receiver): State<Arc<Receiver>>, Path(fault): Path<String>)
         return StatusCode::NOT_FOUND;
     };
     tracing::warn!(?fault, "a fault was planted");
-    receiver.planted().plant(fault);
+    receiver.planted.lock().await.plant(fault);
     StatusCode::NO_CONTENT
-}
-
-impl Receiver {
-    fn planted(&self) -> std::sync::MutexGuard<'_, Planted> {
-        self.planted
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]

@@ -98,25 +98,34 @@ fn evidence(
     }
 }
 
-/// Looks at the log until every Subscription is through it, or the time is up.
+/// Looks at the log until every Subscription is through it, or the time is up. A broker that does not answer is asked
+/// again; the last look must have succeeded.
 fn drain(args: &LogArgs, ids: &HashSet<String>, wait: Duration) -> anyhow::Result<Progress> {
-    let topic = args.kafka_topic();
-    let mut events = Reader::new(args, &topic)?;
-    let mut dead = Reader::new(args, &names::dead_letter_topic(&topic))?;
     let started = Instant::now();
+    let mut readers = None;
     loop {
-        let progress = look(args, ids, &mut events, &mut dead)?;
-        tracing::info!(
-            unpublished = progress.unpublished,
-            queued = describe(&progress.depths),
-            "draining for {} s of at most {} s",
+        let seen = look(args, ids, &mut readers);
+        let time = format!(
+            "{} s of at most {} s",
             started.elapsed().as_secs(),
             wait.as_secs()
         );
-        if progress.is_drained() || started.elapsed() >= wait {
-            return Ok(progress);
+        let is_late = started.elapsed() >= wait;
+        match seen {
+            Ok(progress) => {
+                let queued = describe(&progress.depths);
+                tracing::info!(
+                    unpublished = progress.unpublished,
+                    queued,
+                    "draining for {time}"
+                );
+                if progress.is_drained() || is_late {
+                    return Ok(progress);
+                }
+            }
+            Err(error) if is_late => return Err(error),
+            Err(error) => tracing::warn!("draining for {time}: {error:#}"),
         }
-        // Once the log is read to its end, this waits for records that come.
         pause(LOOK);
     }
 }
@@ -138,9 +147,16 @@ fn describe(depths: &[i64]) -> String {
 fn look(
     args: &LogArgs,
     ids: &HashSet<String>,
-    events: &mut Reader,
-    dead: &mut Reader,
+    readers: &mut Option<(Reader, Reader)>,
 ) -> anyhow::Result<Progress> {
+    let (events, dead) = if let Some(readers) = readers {
+        readers
+    } else {
+        let topic = args.kafka_topic();
+        let events = Reader::new(args, &topic)?;
+        let dead = Reader::new(args, &names::dead_letter_topic(&topic))?;
+        readers.insert((events, dead))
+    };
     let ends = events.catch_up()?;
     dead.catch_up()?;
     let published: HashSet<&str> = events.records.iter().map(|r| r.id.as_str()).collect();
