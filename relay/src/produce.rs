@@ -236,7 +236,10 @@ impl Producer {
         tracker.open.fetch_add(1, Ordering::AcqRel);
         self.inner.send(record).map_err(|(error, _returned)| {
             tracker.open.fetch_sub(1, Ordering::AcqRel);
-            error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
+            let fatal = self.inner.client().fatal_error().map(|(code, _)| code);
+            fatal
+                .or_else(|| error.rdkafka_error_code())
+                .unwrap_or(RDKafkaErrorCode::Fail)
         })
     }
 

@@ -15,3 +15,4 @@ mod harness;
 mod kafka_admin;
 mod observer;
 mod relay;
+mod relay_review;

@@ -152,19 +152,7 @@ impl Reader {
         let sql = snapshot::poll(&self.source.outbox, self.shards, &old.sql(), self.limits);
         let rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
         let head = Head::read(&rows).map_err(|error| classify(&error))?;
-        if head.standby {
-            return Err(failure(
-                SourceError::ReadOnly,
-                "the server is a standby: its snapshots can't be trusted",
-            ));
-        }
-        if head.timeline.as_deref() != Some(self.history.timeline.as_str()) {
-            // What this process read ahead may have been lost in the failover; what is stored was not.
-            return Err(failure(
-                SourceError::Unreachable,
-                "the database failed over: resuming from the stored position",
-            ));
-        }
+        self.trust(&head.server)?;
         let (after, kind) = if head.rows {
             (Position::At(head.new), Kind::Rows)
         } else if head.small {
@@ -185,6 +173,25 @@ impl Reader {
         })
     }
 
+    /// Refuses what a standby says, whose snapshots miss the running transactions and whose tables may lack rows, and what
+    /// a server of another timeline does.
+    fn trust(&self, server: &Server) -> Result<(), Failure> {
+        if server.standby {
+            return Err(failure(
+                SourceError::ReadOnly,
+                "the server is a standby: its snapshots can't be trusted",
+            ));
+        }
+        if server.timeline.as_deref() != Some(self.history.timeline.as_str()) {
+            // What this process read ahead may have been lost in the failover; what is stored was not.
+            return Err(failure(
+                SourceError::Unreachable,
+                "the database failed over: resuming from the stored position",
+            ));
+        }
+        Ok(())
+    }
+
     async fn page(&mut self, old: Snapshot, new: Snapshot, last_id: i64) -> Result<Batch, Failure> {
         if self.ids.is_empty() {
             self.read_ids(&old, &new, last_id).await?;
@@ -202,7 +209,17 @@ impl Reader {
             });
         };
         let sql = snapshot::page(&self.source.outbox, &ids);
-        let rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
+        let mut rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
+        let first = Server::COLUMNS;
+        let (server, found) = rows
+            .first()
+            .ok_or(sqlx::Error::RowNotFound)
+            .and_then(|row| Ok((Server::read(row, 0)?, text(row, first)?.is_some())))
+            .map_err(|error| classify(&error))?;
+        self.trust(&server)?;
+        if !found {
+            rows.clear();
+        }
         if rows.len() < ids.len() {
             tracing::warn!(
                 rows = ids.len() - rows.len(),
@@ -215,9 +232,9 @@ impl Reader {
             last_id: last,
         };
         Ok(Batch {
-            bytes: weigh(&rows, 0),
+            bytes: weigh(&rows, first),
             rows,
-            first: 0,
+            first,
             after: self.position.clone(),
             kind: Kind::Rows,
         })
@@ -232,8 +249,12 @@ impl Reader {
         let (old, new) = (old.sql(), new.sql());
         let sql = snapshot::ids(&self.source.outbox, self.shards, (&old, &new), after, IDS);
         let rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
-        let ids = rows.first().map(|row| text(row, 0)).transpose();
-        let ids = ids.map_err(|error| classify(&error))?.flatten();
+        let (server, ids) = rows
+            .first()
+            .ok_or(sqlx::Error::RowNotFound)
+            .and_then(|row| Ok((Server::read(row, 0)?, text(row, Server::COLUMNS)?)))
+            .map_err(|error| classify(&error))?;
+        self.trust(&server)?;
         self.ids = parse_ids(ids.unwrap_or_default()).ok_or_else(|| {
             failure(
                 SourceError::QueryFailed,
@@ -244,11 +265,27 @@ impl Reader {
     }
 }
 
+/// Which server answered.
+struct Server {
+    standby: bool,
+    timeline: Option<String>,
+}
+
+impl Server {
+    const COLUMNS: usize = 2;
+
+    fn read(row: &PgRow, first: usize) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            standby: flag(row, first)?,
+            timeline: text(row, first + 1)?.map(str::to_owned),
+        })
+    }
+}
+
 /// What every poll returns beside rows.
 struct Head {
     new: Snapshot,
-    standby: bool,
-    timeline: Option<String>,
+    server: Server,
     small: bool,
     rows: bool,
 }
@@ -260,8 +297,7 @@ impl Head {
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(Self {
             new: Snapshot::new(parsed::<String>(row, 0)?),
-            standby: flag(row, 1)?,
-            timeline: text(row, 2)?.map(str::to_owned),
+            server: Server::read(row, 1)?,
             small: flag(row, 3)?,
             rows: text(row, Self::COLUMNS)?.is_some(),
         })

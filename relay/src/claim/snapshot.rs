@@ -32,6 +32,11 @@ impl Snapshot {
     }
 }
 
+/// Whether the server that answers is a standby, and its timeline. Every statement that reads rows brings them: behind a
+/// service that spreads connections, or during a failover, each may reach another server.
+const SERVER: &str = "pg_is_in_recovery() as standby, \
+     case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline";
+
 /// How much one statement may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -79,8 +84,7 @@ pub fn poll(outbox: &Outbox, shards: Shards, old: &str, limits: Limits) -> Strin
     let d = difference(outbox, shards, STORED, old, "(select new from s)");
     let Limits { rows, bytes } = limits;
     format!(
-        "with s as materialized (select pg_current_snapshot() as new, pg_is_in_recovery() as standby, \
-         case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline), \
+        "with s as materialized (select pg_current_snapshot() as new, {SERVER}), \
          d as materialized ({d} limit {}), \
          t as (select count(*) <= {rows} and coalesce(sum({WEIGHT}), 0) <= {bytes} as small from d) \
          select s.new, s.standby, s.timeline, t.small, {ENCODED} \
@@ -91,7 +95,7 @@ pub fn poll(outbox: &Outbox, shards: Shards, old: &str, limits: Limits) -> Strin
 
 /// Ids and weights of the rows between `old` and `new` with an id above `after`: one text, `id:weight,…` in the order of
 /// ids, at most `limit` of them; NULL when there are none. One text because a million rows of the protocol would cost
-/// more than all the rest.
+/// more than all the rest. Before it what [`SERVER`] says.
 pub fn ids(
     outbox: &Outbox,
     shards: Shards,
@@ -104,15 +108,18 @@ pub fn ids(
     format!(
         "with d as materialized ({d}), \
          page as materialized (select id, weight from d where id > {after} order by id limit {limit}) \
-         select string_agg(id || ':' || weight, ',' order by id) from page"
+         select {SERVER}, (select string_agg(id || ':' || weight, ',' order by id) from page)"
     )
 }
 
-/// The rows `ids`, in the order of ids.
+/// The rows `ids`, in the order of ids, each behind what [`SERVER`] says. Always returns at least one row.
 pub fn page(outbox: &Outbox, ids: &[i64]) -> String {
     let table = outbox.table.quoted();
     let ids = bigint_array(ids);
-    format!("select {ENCODED} from {table} d where d.id = any({ids}) order by d.id")
+    format!(
+        "select s.standby, s.timeline, {ENCODED} from (select {SERVER}) s \
+         left join {table} d on d.id = any({ids}) order by d.id"
+    )
 }
 
 /// What is due after a position.

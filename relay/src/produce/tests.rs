@@ -42,8 +42,9 @@ fn a_batch_that_a_dead_producer_does_not_take_has_failed() {
     let tracker = Tracker::new();
     let sent = producer.send(&ROW, &encoder, &tracker, &mut Vec::new());
     tracker.close();
-    assert_eq!(sent, Err(RDKafkaErrorCode::Fatal));
+    let denied = RDKafkaErrorCode::ClusterAuthorizationFailed;
+    assert_eq!(sent, Err(denied));
     assert!(tracker.is_done());
     assert!(tracker.has_failed());
-    assert_eq!(producer.failure(), Some(RDKafkaErrorCode::Fatal));
+    assert_eq!(producer.failure(), Some(denied));
 }

@@ -65,6 +65,31 @@ impl Postgres {
         Ok(server)
     }
 
+    /// A physical standby of this server that follows it and answers queries.
+    pub fn standby(&self) -> anyhow::Result<Self> {
+        let port = ports::free()?;
+        let dir = dirs::private(&format!("postgres-{port}"), 0o700)?;
+        if is_root() {
+            run(Command::new("chown").arg("postgres:").arg(&dir))?;
+        }
+        run(as_user(Some("postgres"))
+            .arg(self.bin.join("pg_basebackup"))
+            .args(["--checkpoint=fast", "--no-sync", "--write-recovery-conf"])
+            .args(["-U", "postgres", "-p", &self.port.to_string(), "-h"])
+            .arg(&self.dir)
+            .arg("-D")
+            .arg(dir.join("data"))
+            .current_dir(&dir))?;
+        let server = Self {
+            port,
+            dir,
+            bin: self.bin.clone(),
+            process: Mutex::new(None),
+        };
+        server.start_again()?;
+        Ok(server)
+    }
+
     /// Starts the server over its existing data, after [`Self::kill`].
     pub fn start_again(&self) -> anyhow::Result<()> {
         let settings = [

@@ -1,0 +1,81 @@
+//! Ways in which a relay could lose rows without anybody killing it.
+
+use fanout_contract::reason::SourceError;
+use fanout_contract::relay::{PostgresSource, Source as SourceConfig};
+use fanout_relay::claim::snapshot::{Limits, Snapshot};
+use fanout_relay::claim::{Kind, Reader, Shards};
+use fanout_relay::position::{History, Position};
+use fanout_relay::source::Source;
+use fanout_runtime::config::Files;
+use fanout_tests::Sandbox;
+use fanout_tests::services::postgres::{Postgres, RELAY_ROLE};
+
+const ALL: Shards = Shards { lo: 0, hi: 64 };
+/// A difference of more rows than this is large.
+const LIMITS: Limits = Limits {
+    rows: 4,
+    bytes: 8 << 20,
+};
+
+/// The sandbox's outbox as the relay's role reaches it on `server`.
+async fn source(sandbox: &Sandbox, server: &Postgres) -> Source {
+    let SourceConfig::Postgres(config) = sandbox.relay_config().source;
+    let config = PostgresSource {
+        url_file: "url".to_owned(),
+        ..config
+    };
+    let url = server.url_as(RELAY_ROLE, &sandbox.database);
+    let files = Files([("url".to_owned(), url.into_bytes())].into());
+    Source::connect(&config, &files).await.unwrap()
+}
+
+async fn history(sandbox: &Sandbox) -> History {
+    let (system_identifier, timeline) = sqlx::query_as(
+        "select system_identifier, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) from pg_control_system()",
+    )
+    .fetch_one(sandbox.pool())
+    .await
+    .unwrap();
+    History {
+        system_identifier,
+        timeline,
+    }
+}
+
+/// A service that spreads connections over a primary and its replicas: the poll reaches the primary, the pages of the
+/// large difference it began reach a replica that has not got the rows yet. Positions go to the primary and are stored.
+#[tokio::test]
+async fn a_replica_that_lags_does_not_end_a_large_difference() {
+    let sandbox = Sandbox::new("review_replica").await;
+    let primary = fanout_tests::services::postgres();
+    let standby = tokio::task::spawn_blocking(|| primary.standby().unwrap())
+        .await
+        .unwrap();
+    standby
+        .psql("postgres", "select pg_wal_replay_pause()", &[])
+        .unwrap();
+    sqlx::query(
+        "insert into outbox (topic, type) select 'posts', 'created' from generate_series(1, 20)",
+    )
+    .execute(sandbox.pool())
+    .await
+    .unwrap();
+    let history = history(&sandbox).await;
+    let start = Position::At(Snapshot::nothing());
+    let on_primary = source(&sandbox, primary).await;
+    let mut reader = Reader::new(on_primary, ALL, LIMITS, history.clone(), start);
+    let begin = reader.next().await.unwrap();
+    assert_eq!(begin.kind, Kind::Begin);
+
+    let on_standby = source(&sandbox, &standby).await;
+    let mut misled = Reader::new(on_standby, ALL, LIMITS, history, begin.after);
+    match misled.next().await {
+        Ok(batch) => panic!(
+            "{:?} of {} rows, and then {:?}",
+            batch.kind,
+            batch.len(),
+            batch.after
+        ),
+        Err(failure) => assert_eq!(failure.class, SourceError::ReadOnly),
+    }
+}
