@@ -254,10 +254,11 @@ fn judge_columns(outbox: &Outbox, columns: &[Column]) -> Result<(), String> {
 }
 
 async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
-    // Of a partitioned table, every partition needs it.
+    // Of a partitioned table, every partition needs it: rows are theirs.
     let sql = format!(
         "select p.relid::regclass::text from (select {oid}::oid::regclass as relid \
-         union select relid from pg_partition_tree({oid}::oid::regclass)) p where not exists ( \
+         union select relid from pg_partition_tree({oid}::oid::regclass)) p \
+         join pg_class k on k.oid = p.relid and k.relkind <> 'p' where not exists ( \
          select from pg_constraint c where c.conrelid = p.relid and c.contype = 'c' \
          and pg_get_constraintdef(c.oid) like 'CHECK ((xid = pg_current_xact_id()))%') limit 1"
     );

@@ -92,8 +92,8 @@ pub async fn register(
     let rows = source
         .query(format!(
             "insert into fanout.topics (cluster_id, topic, source_table, match) values ({cluster}, {topic}, {table}, {matches}::jsonb) \
-             on conflict (cluster_id, topic) do update set source_table = excluded.source_table, match = excluded.match \
-             where (topics.source_table, topics.match) is distinct from (excluded.source_table, excluded.match); \
+             on conflict (cluster_id, topic) do update set match = excluded.match \
+             where topics.source_table = excluded.source_table and topics.match is distinct from excluded.match; \
              with r as (insert into fanout.ranges (topic_id, lo, hi) \
              select id, v.lo, v.hi from fanout.topics, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
              on conflict (topic_id, lo) do nothing returning id), \
@@ -107,17 +107,29 @@ pub async fn register(
     parsed(row, 0).map_err(|error| classify(&error))
 }
 
-/// Checks that every stored position of the topic belongs to the history of the server that answers.
+/// Checks that every stored position of the topic belongs to this outbox table and to the history of the server that
+/// answers. In another table of the same database a position would hide every row that was there before it.
 pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
     let latest = position::latest("r.id");
     let rows = source
         .query(format!(
-            "select {HISTORY}, p.* from fanout.ranges r left join lateral ({latest}) p on true where r.topic_id = {topic}"
+            "select {HISTORY}, t.source_table, p.* from fanout.topics t join fanout.ranges r on r.topic_id = t.id \
+             left join lateral ({latest}) p on true where t.id = {topic}"
         ))
         .await?;
     for row in &rows {
         let here = History::decode(row, 0).map_err(|error| classify(&error))?;
-        let stored = Stored::decode(row, 2).map_err(|_| no_position())?;
+        let table: String = parsed(row, 2).map_err(|error| classify(&error))?;
+        if table != source.outbox.table.quoted() {
+            return Err(failure(
+                SourceError::SourceChanged,
+                format!(
+                    "the positions in fanout.positions are those of table {table}: they say nothing about the rows of \
+                     another one; if it was renamed, change source_table in fanout.topics, else use another Kafka topic"
+                ),
+            ));
+        }
+        let stored = Stored::decode(row, 3).map_err(|_| no_position())?;
         belongs(&stored, &here)?;
     }
     Ok(())

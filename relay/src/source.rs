@@ -19,8 +19,8 @@ pub type Failure = Problem<SourceError>;
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Statements that read many rows (the ids of a large difference) take at most this long.
 pub const SCAN_TIMEOUT: Duration = Duration::from_mins(5);
-/// A read and a write per range, the lease, and one for measuring and cleaning.
-const CONNECTIONS: u32 = 6;
+/// A read and a write for each of two ranges, and one each for leases, measuring and removing; one to spare.
+const CONNECTIONS: u32 = 8;
 /// A connection is replaced after this time, so that a pooler or a changed DNS entry is noticed.
 const CONNECTION_AGE: Duration = Duration::from_mins(30);
 

@@ -51,10 +51,11 @@ pub(crate) async fn run(
         tokio::pin!(engine);
         let stopped = tokio::select! {
             stopped = &mut engine => stopped?,
-            // A watcher that ended has been shut down.
-            _ = configs.changed() => {
+            changed = configs.changed() => {
                 stop.cancel();
-                engine.await?
+                let stopped = engine.await?;
+                watching(&changed, &shutdown)?;
+                stopped
             }
         };
         if began.elapsed() > RECOVERED {
@@ -63,10 +64,21 @@ pub(crate) async fn run(
         if let Stopped::Failed = stopped {
             tokio::select! {
                 () = tokio::time::sleep(backoff.next_delay()) => {}
-                _ = configs.changed() => {}
+                changed = configs.changed() => watching(&changed, &shutdown)?,
                 () = shutdown.cancelled() => {}
             }
         }
+    }
+    Ok(())
+}
+
+/// The watcher of the configuration ends at shutdown only.
+fn watching(
+    changed: &Result<(), watch::error::RecvError>,
+    shutdown: &CancellationToken,
+) -> anyhow::Result<()> {
+    if changed.is_err() && !shutdown.is_cancelled() {
+        anyhow::bail!("the configuration is not watched any more");
     }
     Ok(())
 }

@@ -1,11 +1,22 @@
 //! The relay: what design and manifest promise about it, each with a test that fails without the rule.
 
+mod changes;
+mod checks;
 mod delivery;
+mod history;
+mod outages;
+mod parking;
+mod retention;
 mod sharing;
+mod statements;
+mod table;
 
+use fanout_contract::relay::RelayConfig;
+use fanout_relay::source::{Failure, Source};
 use fanout_tests::Sandbox;
 use fanout_tests::checker::Checker;
 use fanout_tests::checker::load::Journal;
+use fanout_tests::process::Relay;
 use fanout_tests::verdict::Verdict;
 use sqlx::AssertSqlSafe;
 use std::time::Duration;
@@ -48,6 +59,29 @@ async fn sandbox(test: &str) -> Sandbox {
     let sandbox = Sandbox::new(test).await;
     execute(&sandbox, "create sequence bulk").await;
     sandbox
+}
+
+/// The outbox of the sandbox, reached as the relay does, in this process.
+async fn source(sandbox: &Sandbox) -> Source {
+    try_source(sandbox, &sandbox.relay_config()).await.unwrap()
+}
+
+async fn try_source(sandbox: &Sandbox, config: &RelayConfig) -> Result<Source, Failure> {
+    let fanout_contract::relay::Source::Postgres(postgres) = &config.source;
+    let files = fanout_runtime::config::Files(sandbox.secret_files());
+    Source::connect(postgres, &files).await
+}
+
+/// Fails when records were repeated although nothing went wrong.
+async fn assert_not_repeated(verdict: &Verdict, relay: &Relay) {
+    if verdict.duplicates > 0 {
+        // Brokers that are too slow on a busy machine are a reason to send again.
+        let metrics = relay.metrics().await.unwrap();
+        assert!(
+            metrics.contains("side=\"broker\""),
+            "{verdict:?}\n{metrics}"
+        );
+    }
 }
 
 /// Judges the topic until nothing is missing.

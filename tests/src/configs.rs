@@ -22,7 +22,7 @@ impl Sandbox {
             (URL_FILE.to_owned(), self.relay_url.clone().into_bytes()),
             (
                 fanout_contract::names::HASH_KEY_FILE.to_owned(),
-                self.name.clone().into_bytes(),
+                format!("hash key of {}", self.name).into_bytes(),
             ),
         ])
     }

@@ -60,17 +60,34 @@ const WEIGHT: &str = "coalesce(octet_length(payload), 0) + coalesce(pg_column_si
 
 /// The two branches of a difference, both selecting `columns`: transactions that began after `old` was taken, and those
 /// that were running then and have ended since.
-///
-/// Only the ended ones: all of `old`'s running transactions would have their rows read again at each poll.
 pub fn difference(outbox: &Outbox, shards: Shards, columns: &str, old: &str, new: &str) -> String {
+    let began = began(outbox, shards, columns, old, new);
+    let ended = ended(outbox, shards, columns, old, new);
+    format!("({began}) union all ({ended})")
+}
+
+/// Rows of transactions that began after `old` was taken.
+fn began(outbox: &Outbox, shards: Shards, columns: &str, old: &str, new: &str) -> String {
     let table = outbox.table.quoted();
     let within = outbox.within(shards);
     format!(
-        "(select {columns} from {table} where {within} \
-         and xid >= pg_snapshot_xmax({old}) and xid < pg_snapshot_xmax({new}) and pg_visible_in_snapshot(xid, {new}) \
-         union all \
-         select {columns} from {table} where {within} \
-         and xid = any(array(select x from pg_snapshot_xip({old}) x where pg_visible_in_snapshot(x, {new}))))"
+        "select {columns} from {table} where {within} and xid >= pg_snapshot_xmax({old}) \
+         and xid < pg_snapshot_xmax({new}) and pg_visible_in_snapshot(xid, {new})"
+    )
+}
+
+/// Rows of transactions that were running when `old` was taken and have ended since.
+///
+/// Only the ended ones: all of `old`'s running transactions would have their rows read again at each poll. One by one:
+/// `xid = any(array)` may be made a filter behind an index scan over all that is kept (PostgreSQL 15 does so with stale
+/// statistics); an equality can't, and `offset 0` keeps the planner from making a join of it.
+fn ended(outbox: &Outbox, shards: Shards, columns: &str, old: &str, new: &str) -> String {
+    let table = outbox.table.quoted();
+    let within = outbox.within(shards);
+    format!(
+        "select e.* from pg_snapshot_xip({old}) x \
+         cross join lateral (select {columns} from {table} where {within} and xid = x offset 0) e \
+         where pg_visible_in_snapshot(x, {new})"
     )
 }
 
@@ -134,35 +151,27 @@ pub struct Due<'a> {
 /// Counts due rows up to `cap`, and finds the creation time of the first, by transaction id, and its age in seconds.
 pub fn pending(outbox: &Outbox, shards: Shards, due: Due<'_>, cap: i64) -> String {
     let old = due.old.sql();
-    let new = "(select new from s)";
     let skip = due.inside.map_or_else(String::new, |(frozen, last)| {
         format!(
             " and not (id <= {last} and pg_visible_in_snapshot(xid, {}))",
             frozen.sql()
         )
     });
-    let table = outbox.table.quoted();
-    let within = outbox.within(shards);
-    let began = format!(
-        "xid >= pg_snapshot_xmax({old}) and xid < pg_snapshot_xmax({new}) and pg_visible_in_snapshot(xid, {new}){skip}"
-    );
+    let columns = "xid, created_at";
+    let new = "(select new from s)";
+    let began = began(outbox, shards, columns, &old, new) + &skip;
+    // The condition belongs to the rows, not to the transactions.
     let ended = format!(
-        "xid = any(array(select x from pg_snapshot_xip({old}) x where pg_visible_in_snapshot(x, {new}))){skip}"
+        "select * from ({}) o where true{skip}",
+        ended(outbox, shards, &format!("{columns}, id"), &old, new)
     );
-    let first = |condition: &str| {
-        format!(
-            "(select created_at from {table} where {within} and {condition} order by xid limit 1)"
-        )
-    };
     format!(
         "with s as materialized (select pg_current_snapshot() as new), \
-         d as materialized ((select 1 from {table} where {within} and {began} \
-         union all select 1 from {table} where {within} and {ended}) limit {cap}), \
-         o as (select least({}, {}) as created_at) \
+         d as materialized ((select 1 from ({began}) b union all select 1 from ({ended}) e) limit {cap}), \
+         o as (select least((select created_at from ({began} order by xid limit 1) b), \
+         (select min(created_at) from ({ended}) e)) as created_at) \
          select (select count(*) from d), to_json(created_at at time zone 'UTC'), \
-         extract(epoch from clock_timestamp() - created_at)::float8 from o",
-        first(&began),
-        first(&ended)
+         extract(epoch from clock_timestamp() - created_at)::float8 from o"
     )
 }
 
