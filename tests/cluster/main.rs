@@ -21,7 +21,7 @@ use std::time::Duration;
 use system::System;
 
 /// For what a person would wait for at a terminal; the machine may be busy.
-const SOON: Duration = Duration::from_mins(2);
+const SOON: Duration = Duration::from_mins(3);
 
 #[tokio::test]
 async fn the_product_is_installed_used_changed_and_removed() {

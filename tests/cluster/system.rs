@@ -84,7 +84,7 @@ impl System {
                 .args(["--set", &format!("image.repository={repository}")])
                 .args(["--set", &format!("image.tag={tag}")])
                 .args(["--set", &format!("egress.allowedCIDRs={RANGES}")])
-                .args(["--wait", "--timeout", "120s"]),
+                .args(["--wait", "--timeout", "300s"]),
         );
     }
 
@@ -99,7 +99,7 @@ impl System {
     fn rollout(&self, deployments: &[&str]) {
         for deployment in deployments {
             let deployment = format!("deployment/{deployment}");
-            self.kubectl(&["rollout", "status", &deployment, "--timeout=120s"]);
+            self.kubectl(&["rollout", "status", &deployment, "--timeout=300s"]);
         }
     }
 
@@ -145,7 +145,7 @@ impl System {
 
     /// Removes the namespace and, unless it was there before, the release; nothing of either may stay but the CRDs.
     pub(crate) async fn remove(self) {
-        self.kubectl(&["delete", "namespace", &self.namespace, "--timeout=120s"]);
+        self.kubectl(&["delete", "namespace", &self.namespace, "--timeout=300s"]);
         if !self.installed_here {
             return;
         }
@@ -170,9 +170,9 @@ impl System {
         .await;
         // They are kept so that an uninstall can't take every FanoutTopic and Subscription of the cluster with it.
         for crd in ["fanouttopics.fanout.dev", "subscriptions.fanout.dev"] {
-            self.kubectl(&["delete", "customresourcedefinition", crd, "--timeout=60s"]);
+            self.kubectl(&["delete", "customresourcedefinition", crd, "--timeout=300s"]);
         }
-        self.kubectl(&["delete", "namespace", OPERATOR_NAMESPACE, "--timeout=120s"]);
+        self.kubectl(&["delete", "namespace", OPERATOR_NAMESPACE, "--timeout=300s"]);
     }
 
     fn apply(&self, object: &Value) {

@@ -66,7 +66,7 @@ impl System {
     }
 
     pub(crate) fn delete(&self, kind: &str, name: &str) {
-        self.kubectl(&["delete", kind, name, "--timeout=60s"]);
+        self.kubectl(&["delete", kind, name, "--timeout=300s"]);
     }
 
     pub(crate) async fn wait_ready(&self, name: &str, limit: Duration) {
