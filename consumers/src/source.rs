@@ -41,7 +41,7 @@ pub(crate) enum Next {
     /// The position is not in the log (any more).
     OutOfRange,
     /// The broker refuses.
-    Failed(&'static str),
+    Refused(&'static str),
 }
 
 /// A consumer in its group.
@@ -130,7 +130,7 @@ impl Source {
                     context.push(Signal::Fatal(name(code)));
                 }
                 Some(Err(KafkaError::MessageConsumption(code))) if is_refusal(code) => {
-                    context.push(Signal::Failed(name(code)));
+                    context.push(Signal::Refused(name(code)));
                 }
                 None if context.has_signals() == before => break,
                 // Records arrive in the partitions' queues; those of a partition without one are not read.
@@ -267,7 +267,7 @@ pub(crate) fn next(queue: &Queue) -> Next {
             RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
                 Next::OutOfRange
             }
-            code => Next::Failed(name(code)),
+            code => Next::Refused(name(code)),
         },
     }
 }

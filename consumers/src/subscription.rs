@@ -2,6 +2,9 @@
 //!
 //! The task takes turns. A turn serves callbacks, fetches what there is room for, starts what may start, commits
 //! and reports; none of it waits. Between turns the task sleeps until something happens.
+//!
+//! A subscription that is suspended or stopped stays in its group: it keeps its partitions and its position, and
+//! takes nothing from the client, which holds at most a few records of each partition ready.
 
 mod assignment;
 mod delivery;
@@ -94,9 +97,32 @@ pub(crate) struct Subscription {
     totals: Totals,
     rate: Rate,
     endpoint: Endpoint,
-    broker_fault: Option<&'static str>,
+    broker: Broker,
     /// Partitions whose position the log does not have.
     out_of_range: BTreeSet<i32>,
+}
+
+/// What is known of the log.
+#[derive(Debug, Default)]
+struct Broker {
+    /// Why no broker can be used; over with the next connection.
+    connection: Option<&'static str>,
+    /// What a broker refuses; over when something works again.
+    refusal: Option<&'static str>,
+}
+
+impl Broker {
+    /// Notes a fault; true where it is news.
+    fn disconnected(&mut self, fault: &'static str) -> bool {
+        // That no broker answers follows from every other fault: the first says more.
+        let news = self.connection.is_none();
+        self.connection.get_or_insert(fault);
+        news
+    }
+
+    fn refused(&mut self, fault: &'static str) -> bool {
+        self.refusal.replace(fault) != Some(fault)
+    }
 }
 
 /// What is known of the endpoint.
@@ -133,7 +159,7 @@ impl Subscription {
             totals: Totals::default(),
             rate: Rate::new(Instant::now()),
             endpoint: Endpoint::default(),
-            broker_fault: None,
+            broker: Broker::default(),
             out_of_range: BTreeSet::new(),
         }
     }
@@ -163,7 +189,7 @@ impl Subscription {
                     }
                 }
                 Err(error) => {
-                    self.broker_fault = Some("the Kafka client can't be configured");
+                    self.broker.refusal = Some("the Kafka client can't be configured");
                     tracing::warn!(subscription = self.settings.config.name, %error, "no consumer");
                 }
             }

@@ -8,11 +8,13 @@
 
 mod chart;
 mod checker;
+mod consumer;
 mod crds;
 mod demo;
 mod end_to_end;
 mod harness;
 mod kafka_admin;
 mod observer;
+mod operator;
 mod relay;
 mod relay_review;

@@ -3,7 +3,7 @@
 //! A rebalance is answered later: the client waits for `assign` and `unassign`, and goes on fetching the partitions
 //! that are kept. Nothing ever drains or blocks inside a callback.
 
-use crate::source::name;
+use crate::source::{is_refusal, name};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -29,8 +29,10 @@ pub(crate) enum Signal {
     Ends(Vec<(i32, i64)>),
     /// A broker is connected.
     Connected,
-    /// Kafka can't be reached or refuses.
-    Failed(&'static str),
+    /// No broker can be used.
+    Disconnected(&'static str),
+    /// The broker refuses what was asked.
+    Refused(&'static str),
     /// The client can't go on.
     Fatal(&'static str),
 }
@@ -94,7 +96,8 @@ impl ClientContext for Context {
             | RDKafkaErrorCode::OperationTimedOut
             | RDKafkaErrorCode::PartitionEOF => {}
             RDKafkaErrorCode::Fatal => self.push(Signal::Fatal(name(code))),
-            _ => self.push(Signal::Failed(name(code))),
+            _ if is_refusal(code) => self.push(Signal::Refused(name(code))),
+            _ => self.push(Signal::Disconnected(name(code))),
         }
     }
 

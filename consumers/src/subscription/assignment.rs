@@ -56,8 +56,8 @@ pub(super) struct Assignment {
 
 /// A rebalance operation that came to its end.
 pub(super) enum Step {
-    /// Partitions were taken over.
-    Assigned(Vec<Taken>),
+    /// Partitions were taken over, or the client refuses to.
+    Assigned(KafkaResult<Vec<Taken>>),
     /// Partitions were given back.
     Unassigned(KafkaResult<()>),
 }
@@ -199,9 +199,13 @@ impl Session<'_> {
         let name = self.subscription.settings.config.name.clone();
         self.assignment.current = None;
         match step {
-            Step::Assigned(taken) => {
+            Step::Assigned(Err(error)) => {
+                tracing::warn!(subscription = name, %error, "taking partitions over failed, starting anew");
+                self.end(Ended::Restart, Instant::now());
+            }
+            Step::Assigned(Ok(taken)) => {
                 self.assignment.joined = true;
-                self.subscription.broker_fault = None;
+                self.subscription.broker.refusal = None;
                 for Taken {
                     partition,
                     read,
@@ -336,28 +340,31 @@ async fn take_over(
     subscription: String,
 ) -> Step {
     let mut backoff = Backoff::new(ASK.0, ASK.1);
-    loop {
-        match attempt(&source, partitions.clone(), &starts, &out_of_range).await {
-            Ok(taken) => return Step::Assigned(taken),
+    let positions = loop {
+        match positions(&source, &partitions).await {
+            Ok(positions) => break positions,
             Err(error) => {
                 tracing::warn!(subscription, %error, "positions can't be read yet");
                 tokio::time::sleep(backoff.next_delay()).await;
             }
         }
-    }
+    };
+    Step::Assigned(take(&source, &positions, &starts, &out_of_range).await)
 }
 
-async fn attempt(
+async fn positions(source: &Source, partitions: &[i32]) -> KafkaResult<Vec<Position>> {
+    if partitions.is_empty() {
+        return Ok(Vec::new());
+    }
+    source.positions(partitions.to_vec()).await
+}
+
+async fn take(
     source: &Source,
-    partitions: Vec<i32>,
+    positions: &[Position],
     starts: &[StartOffset],
     out_of_range: &BTreeSet<i32>,
 ) -> KafkaResult<Vec<Taken>> {
-    let positions = if partitions.is_empty() {
-        Vec::new()
-    } else {
-        source.positions(partitions).await?
-    };
     let begun: Vec<_> = positions
         .iter()
         .map(|position| (position.partition, begin(position, starts, out_of_range)))

@@ -143,7 +143,10 @@ impl Session<'_> {
             }
             match source::next(&partition.queue) {
                 Next::Event(event) => self.accept(*event),
-                Next::End => partition.ended = true,
+                Next::End => {
+                    partition.ended = true;
+                    self.subscription.broker.refusal = None;
+                }
                 Next::Empty => {
                     if let Some(end) = partition.end.take()
                         && partition.ended
@@ -163,8 +166,8 @@ impl Session<'_> {
                     self.end(Ended::Restart, now);
                     return taken;
                 }
-                Next::Failed(fault) => {
-                    self.subscription.broker_fault = Some(fault);
+                Next::Refused(fault) => {
+                    self.subscription.broker.refused(fault);
                     return taken;
                 }
             }

@@ -171,7 +171,7 @@ impl Subscription {
         view: Option<&View>,
         state: SubscriptionState,
     ) -> Option<(StopReason, String)> {
-        if let Some(fault) = self.broker_fault {
+        if let Some(fault) = self.broker.refusal.or(self.broker.connection) {
             return Some((StopReason::BrokerUnavailable, fault.to_owned()));
         }
         if view.is_some_and(|view| view.missing) {

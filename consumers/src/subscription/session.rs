@@ -140,9 +140,14 @@ impl<'s> Session<'s> {
             Signal::Assign(_) | Signal::Revoke { .. } => self.assignment.waiting.push_back(signal),
             Signal::Committed(answers) => self.committed(&answers, now),
             Signal::Ends(ends) => self.assignment.ends(&ends),
-            Signal::Connected => self.subscription.broker_fault = None,
-            Signal::Failed(fault) => {
-                if self.subscription.broker_fault.replace(fault) != Some(fault) {
+            Signal::Connected => self.subscription.broker.connection = None,
+            Signal::Disconnected(fault) => {
+                if self.subscription.broker.disconnected(fault) {
+                    tracing::warn!(subscription = name, fault, "Kafka can't be reached");
+                }
+            }
+            Signal::Refused(fault) => {
+                if self.subscription.broker.refused(fault) {
                     tracing::warn!(subscription = name, fault, "Kafka refuses");
                 }
             }
@@ -182,9 +187,11 @@ impl<'s> Session<'s> {
         }
         let given_up = self.queues.drop_all(|_| true);
         self.deliveries.abort(&given_up);
+        if now >= ending.deadline + SETTLE {
+            return Some(ending.how);
+        }
         self.commit(now, true);
-        let settled = self.assignment.is_settled(|_| true);
-        (settled || now >= ending.deadline + SETTLE).then_some(ending.how)
+        self.assignment.is_settled(|_| true).then_some(ending.how)
     }
 
     async fn leave(self, how: Ended) -> anyhow::Result<Ended> {
