@@ -102,7 +102,7 @@ comment on table fanout.members is 'Relays that are up: each takes its share of 
 
 grant usage on schema fanout to :"relay_role";
 grant select on all tables in schema fanout to :"relay_role";
-grant insert, update (source_table, match) on fanout.topics to :"relay_role";
+grant insert, update (match) on fanout.topics to :"relay_role";
 grant insert on fanout.ranges to :"relay_role";
 grant insert, update on fanout.leases to :"relay_role";
 grant insert, delete on fanout.positions to :"relay_role";

@@ -1,9 +1,10 @@
 //! Ways in which a relay could lose rows without anybody killing it.
 
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{PostgresSource, Source as SourceConfig};
+use fanout_contract::relay::{PostgresSource, RelayStart, Source as SourceConfig};
 use fanout_relay::claim::snapshot::{Limits, Snapshot};
 use fanout_relay::claim::{Kind, Reader, Shards};
+use fanout_relay::lease;
 use fanout_relay::position::{History, Position};
 use fanout_relay::source::Source;
 use fanout_runtime::config::Files;
@@ -78,4 +79,29 @@ async fn a_replica_that_lags_does_not_end_a_large_difference() {
         ),
         Err(failure) => assert_eq!(failure.class, SourceError::ReadOnly),
     }
+}
+
+/// A FanoutTopic that was deleted and made anew for the same Kafka topic with another table: the old position would hide
+/// everything that is in the new table already.
+#[tokio::test]
+async fn positions_of_one_table_are_not_used_for_another() {
+    let sandbox = Sandbox::new("review_table").await;
+    let before = source(&sandbox, fanout_tests::services::postgres()).await;
+    let register = async |source: &Source| {
+        lease::register(source, "cluster", "topic", RelayStart::Earliest)
+            .await
+            .unwrap()
+    };
+    let topic = register(&before).await;
+    lease::check_history(&before, topic).await.unwrap();
+
+    let mut after = before.clone();
+    after.outbox.table.name = "other".to_owned();
+    assert_eq!(register(&after).await, topic, "one row per Kafka topic");
+    let failure = lease::check_history(&after, topic).await.unwrap_err();
+    assert_eq!(failure.class, SourceError::SourceChanged);
+    assert!(failure.message.contains("outbox"), "{}", failure.message);
+    // The one that has the positions goes on.
+    assert_eq!(register(&before).await, topic);
+    lease::check_history(&before, topic).await.unwrap();
 }
