@@ -243,16 +243,24 @@ async fn faults_of_a_broker_that_is_killed_lose_nothing() {
     .await;
 }
 
-/// Longer than the sessions of the groups: the members are thrown out before they can answer.
+/// First for longer than the sessions of the groups, so that members are thrown out before they can answer; then
+/// again and again for as long as the controller takes to believe the broker dead: it then vanishes from its own
+/// metadata, and clients forget it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn faults_of_a_broker_that_stalls_lose_nothing() {
     broker_fault("broker_stalls", |kafka| {
-        kafka.signal(Signal::STOP);
-        let stall = Deadline::after(Duration::from_secs(15));
-        while !stall.passed() {
-            std::thread::park_timeout(stall.left());
+        let wait = |seconds| {
+            let over = Deadline::after(Duration::from_secs(seconds));
+            while !over.passed() {
+                std::thread::park_timeout(over.left());
+            }
+        };
+        for stall in [15, 7, 7, 7] {
+            kafka.signal(Signal::STOP);
+            wait(stall);
+            kafka.signal(Signal::CONT);
+            wait(2);
         }
-        kafka.signal(Signal::CONT);
     })
     .await;
 }
