@@ -1,6 +1,7 @@
 //! What every reconcile shares.
 
 use crate::kafka::Clusters;
+use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::placement::Recent;
 use crate::pushes::Pushes;
@@ -8,9 +9,10 @@ use crate::settings::Settings;
 use crate::stores::Stores;
 use fanout_runtime::backoff::Backoff;
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::Api;
+use kube::api::{Api, DynamicObject};
 use kube::runtime::controller::Action;
 use kube::runtime::events::Recorder;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Client, Resource, ResourceExt};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,6 +36,8 @@ pub(crate) struct Context {
     pub(crate) placements: Recent,
     /// Configurations that workers have not taken over yet.
     pub(crate) pushes: Pushes,
+    /// Counts of what was done.
+    pub(crate) metrics: Metrics,
     /// Delays of what failed.
     pub(crate) retries: Retries,
 }
@@ -60,11 +64,10 @@ pub(crate) struct Retries(Mutex<HashMap<String, Backoff>>);
 
 impl Retries {
     fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
-        format!(
-            "{}/{}/{}",
-            K::plural(&()),
-            object.namespace().unwrap_or_default(),
-            object.name_any()
+        key(
+            &K::kind(&()),
+            &object.namespace().unwrap_or_default(),
+            &object.name_any(),
         )
     }
 
@@ -82,6 +85,17 @@ impl Retries {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.remove(&Self::key(object));
     }
+
+    /// For an object that no longer exists.
+    pub(crate) fn forget_deleted(&self, object: &ObjectRef<DynamicObject>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let namespace = object.namespace.as_deref().unwrap_or_default();
+        all.remove(&key(&object.dyntype.kind, namespace, &object.name));
+    }
+}
+
+fn key(kind: &str, namespace: &str, name: &str) -> String {
+    format!("{kind}/{namespace}/{name}")
 }
 
 /// For a converged object: a long interval, spread so that a restart does not align all objects for ever.

@@ -23,6 +23,7 @@ mod context;
 mod controllers;
 pub mod kafka;
 mod leadership;
+mod metrics;
 pub mod observer;
 mod placement;
 mod pushes;
@@ -92,6 +93,7 @@ pub async fn run_on(
         Timing::default(),
         &mut registry,
     )?);
+    let metrics = metrics::Metrics::new(&mut registry);
     let leadership = Arc::new(Leadership::default());
     let admin = serve_admin(&args, registry, Arc::clone(&leadership), shutdown.clone()).await?;
 
@@ -118,6 +120,7 @@ pub async fn run_on(
         observer,
         placements: placement::Recent::default(),
         pushes: pushes::Pushes::default(),
+        metrics,
         retries: Retries::default(),
     });
     let work = Box::pin(lead(

@@ -6,10 +6,10 @@ use fanout_crds::{FanoutTopic, Subscription};
 use fanout_runtime::guard::Guard;
 use ipnet::IpNet;
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
 use kube::ResourceExt;
-use kube::core::DeserializeGuard;
+use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{ObjectRef, Store};
 use std::collections::BTreeSet;
@@ -34,6 +34,8 @@ pub(crate) struct Stores {
     pub(crate) pods: Store<Pod>,
     /// Deployments of workers.
     pub(crate) deployments: Store<Deployment>,
+    /// ConfigMaps of workers, without their contents.
+    pub(crate) config_maps: Store<PartialObjectMeta<ConfigMap>>,
     /// The Service `kubernetes`.
     pub(crate) api_service: Store<Service>,
     /// The endpoints behind it.
@@ -49,6 +51,7 @@ impl Stores {
             self.secrets.wait_until_ready(),
             self.pods.wait_until_ready(),
             self.deployments.wait_until_ready(),
+            self.config_maps.wait_until_ready(),
             self.api_service.wait_until_ready(),
             self.api_endpoints.wait_until_ready(),
         )?;
@@ -62,12 +65,8 @@ impl Stores {
     }
 
     /// All decodable FanoutTopics.
-    pub(crate) fn topics(&self) -> Vec<FanoutTopic> {
-        self.topics
-            .state()
-            .iter()
-            .filter_map(|object| object.0.as_ref().ok().cloned())
-            .collect()
+    pub(crate) fn topics(&self) -> Vec<Arc<GuardedTopic>> {
+        self.topics.state_filter(|object| object.0.is_ok())
     }
 
     /// The decodable Subscriptions of a FanoutTopic that are not being deleted, sorted by name.
@@ -96,6 +95,17 @@ impl Stores {
     pub(crate) fn deployment(&self, namespace: &str, name: &str) -> Option<Arc<Deployment>> {
         self.deployments
             .get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Hash of the configuration that was written for a worker.
+    pub(crate) fn config_hash(&self, namespace: &str, worker: &str) -> Option<String> {
+        let config_map = self
+            .config_maps
+            .get(&ObjectRef::new(worker).within(namespace))?;
+        config_map
+            .annotations()
+            .get(names::CONFIG_ANNOTATION)
+            .cloned()
     }
 
     /// The pods of one worker that are neither ended nor ending.

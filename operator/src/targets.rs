@@ -46,7 +46,7 @@ impl Targets for Watched {
         self.stores
             .topics()
             .iter()
-            .map(|topic| self.topic(topic))
+            .filter_map(|object| Some(self.topic(object.0.as_ref().ok()?)))
             .collect()
     }
 }

@@ -42,6 +42,7 @@ pub(crate) struct Watches {
     secrets: Writer<Secret>,
     pods: Writer<Pod>,
     deployments: Writer<Deployment>,
+    config_maps: Writer<PartialObjectMeta<ConfigMap>>,
     api_service: Writer<Service>,
     api_endpoints: Writer<EndpointSlice>,
 }
@@ -54,6 +55,7 @@ impl Watches {
         let (secrets_store, secrets) = store();
         let (pods_store, pods) = store();
         let (deployments_store, deployments) = store();
+        let (config_maps_store, config_maps) = store();
         let (api_service_store, api_service) = store();
         let (api_endpoints_store, api_endpoints) = store();
         let watches = Self {
@@ -63,6 +65,7 @@ impl Watches {
             secrets,
             pods,
             deployments,
+            config_maps,
             api_service,
             api_endpoints,
         };
@@ -72,6 +75,7 @@ impl Watches {
             secrets: secrets_store,
             pods: pods_store,
             deployments: deployments_store,
+            config_maps: config_maps_store,
             api_service: api_service_store,
             api_endpoints: api_endpoints_store,
         };
@@ -134,7 +138,12 @@ impl Watches {
                 &*addresses
             ),
             follow::<ServiceAccount>(client, workers.clone(), &*triggers),
-            follow::<ConfigMap>(client, workers.clone(), &*triggers),
+            watch(
+                Api::all(client.clone()),
+                workers.clone(),
+                self.config_maps,
+                &*triggers
+            ),
             follow::<Secret>(client, workers, &*triggers),
         );
     }

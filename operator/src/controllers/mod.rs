@@ -15,6 +15,7 @@ pub(crate) use triggers::{Addresses, Triggers};
 
 use crate::context::Context;
 use crate::leadership::Leadership;
+use crate::metrics::{Kind, Passed};
 use crate::watches::Watches;
 use error::{Class, Error};
 use futures::channel::mpsc::UnboundedReceiver;
@@ -79,8 +80,8 @@ pub(crate) async fn run(
             config(),
         );
         tokio::join!(
-            drive("FanoutTopic", topics),
-            drive("Subscription", subscriptions)
+            drive(Kind::FanoutTopic, &ctx, topics),
+            drive(Kind::Subscription, &ctx, subscriptions)
         );
     };
     let observed = async {
@@ -111,29 +112,37 @@ fn config() -> Config {
         .concurrency(CONCURRENCY)
 }
 
+/// How one pass ended.
+type Pass<K> = Result<(ObjectRef<K>, Action), ControllerError<Error, Infallible>>;
+
 /// Runs a controller's stream to its end; the one place where failed passes are logged.
-async fn drive<K, S>(kind: &'static str, stream: S)
+async fn drive<K, S>(kind: Kind, ctx: &Context, stream: S)
 where
     K: Resource<DynamicType = ()>,
-    S: Stream<Item = Result<(ObjectRef<K>, Action), ControllerError<Error, Infallible>>>,
+    S: Stream<Item = Pass<K>>,
 {
-    stream
-        .for_each(|result| async move {
-            match result {
-                Ok((object, action)) => tracing::debug!(kind, %object, ?action, "reconciled"),
-                Err(ControllerError::ReconcilerFailed(error, object)) => {
-                    let causes = causes(&error);
-                    if error.class() == Class::Conflict {
-                        tracing::info!(kind, %object, error = causes, "written by somebody else at the same time; again");
-                    } else {
-                        tracing::warn!(kind, %object, error = causes, "reconcile failed");
-                    }
-                }
-                Err(ControllerError::ObjectNotFound(object)) => tracing::debug!(kind, %object, "object is gone"),
-                Err(error) => tracing::warn!(kind, %error, "controller"),
+    let log = async |pass: Pass<K>| match pass {
+        Ok((object, action)) => {
+            ctx.metrics.reconciled(kind, Passed::Ok);
+            tracing::debug!(?kind, %object, ?action, "reconciled");
+        }
+        Err(ControllerError::ReconcilerFailed(error, object)) => {
+            let causes = causes(&error);
+            if error.class() == Class::Conflict {
+                ctx.metrics.reconciled(kind, Passed::Conflict);
+                tracing::info!(?kind, %object, error = causes, "written by somebody else at the same time; again");
+            } else {
+                ctx.metrics.reconciled(kind, Passed::Failed);
+                tracing::warn!(?kind, %object, error = causes, "reconcile failed");
             }
-        })
-        .await;
+        }
+        Err(ControllerError::ObjectNotFound(object)) => {
+            ctx.retries.forget_deleted(&object);
+            tracing::debug!(?kind, %object, "object is gone");
+        }
+        Err(error) => tracing::warn!(?kind, %error, "controller"),
+    };
+    stream.for_each(log).await;
 }
 
 /// An error with its causes in one line.

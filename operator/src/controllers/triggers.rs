@@ -101,7 +101,8 @@ impl Triggers {
     }
 
     fn rivals(&self) {
-        for topic in self.stores.topics() {
+        let all = self.stores.topics();
+        for topic in all.iter().filter_map(|object| object.0.as_ref().ok()) {
             let status = topic.status.as_ref();
             let ready = status.and_then(|status| conditions::get(&status.conditions, READY));
             if ready.is_some_and(|ready| ready.reason == reason::NAME_CONFLICT) {
@@ -228,9 +229,10 @@ impl Handler<Secret> for Triggers {
         }
         let namespace = secret.namespace().unwrap_or_default();
         let name = secret.name_any();
-        for topic in self.stores.topics() {
+        let all = self.stores.topics();
+        for topic in all.iter().filter_map(|object| object.0.as_ref().ok()) {
             if topic.namespace().as_deref() == Some(&namespace)
-                && fanout_topic::secret_names(&topic).contains(&&*name)
+                && fanout_topic::secret_names(topic).contains(&&*name)
             {
                 self.topics.add(&namespace, &topic.name_any());
                 self.subscriptions_of(&namespace, &topic.name_any());

@@ -34,7 +34,8 @@ impl ApiServer {
     /// Builds the servers unless they are cached, starts them, and installs the CRDs.
     pub fn start() -> anyhow::Result<Self> {
         let binaries = binaries()?;
-        let dir = dirs::private("kubernetes", 0o700)?;
+        let name = format!("kubernetes-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
+        let dir = dirs::private(&name, 0o700)?;
         let (etcd, etcd_url) = start_etcd(&binaries, &dir)?;
         let port = ports::free()?;
         let server = start_server(&binaries, &dir, port, &etcd_url)?;

@@ -184,6 +184,10 @@ fn conflict(
     identity: &Identity,
 ) -> Option<Invalid> {
     let all = ctx.stores.topics();
+    let all: Vec<&FanoutTopic> = all
+        .iter()
+        .filter_map(|object| object.0.as_ref().ok())
+        .collect();
     let rival = rivals::older(topic, valid, identity, &all, &ctx.settings.kafka_prefix)?;
     Some(Invalid::new(
         reason::NAME_CONFLICT,
@@ -206,10 +210,9 @@ fn watched_relays(ctx: &Context, namespace: &str, topic: &str) -> Option<Relays>
     let deployment = ctx.stores.deployment(namespace, &relay)?;
     Some(Relays {
         pods: Pods::of(Some(&deployment)),
-        hash: deployment
-            .annotations()
-            .get(names::CONFIG_ANNOTATION)
-            .cloned()
+        hash: ctx
+            .stores
+            .config_hash(namespace, &relay)
             .unwrap_or_default(),
         reports: reports::relays(ctx, namespace, &relay),
     })

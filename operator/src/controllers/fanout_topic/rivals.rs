@@ -12,14 +12,14 @@ pub(crate) fn older(
     topic: &FanoutTopic,
     valid: &ValidTopic,
     identity: &Identity,
-    all: &[FanoutTopic],
+    all: &[&FanoutTopic],
     prefix: &str,
 ) -> Option<String> {
     all.iter()
         .filter(|other| other.uid() != topic.uid() && other.metadata.deletion_timestamp.is_none())
         .filter(|other| age(other) < age(topic))
         .find(|other| shares(other, valid, identity, prefix))
-        .map(full_name)
+        .map(|other| full_name(*other))
 }
 
 /// Creation time first; the uid only decides within one second.

@@ -156,6 +156,7 @@ async fn converge(
         write_status(ctx, subscription, outcome).await?;
     }
 
+    outcome.worker = worker(ctx, subscription, outcome);
     let name = subscription.spec.topic_ref.name.clone();
     let Some(topic) = ctx.stores.topic(&namespace, &name) else {
         outcome.position = Some(Finding::no(
@@ -164,7 +165,6 @@ async fn converge(
         ));
         return Ok(Next::Wait);
     };
-    outcome.worker = worker(ctx, subscription, outcome);
     let position = initialise(subscription, ctx, &topic, outcome).await?;
     if initialised(subscription, outcome) {
         outcome.placement = Some(place(ctx, subscription, &topic));
@@ -349,12 +349,7 @@ fn worker(ctx: &Context, subscription: &Subscription, outcome: &Outcome) -> Opti
         name,
         &subscription.uid().unwrap_or_default(),
     );
-    let hash = deployment.as_ref().and_then(|deployment| {
-        deployment
-            .annotations()
-            .get(names::CONFIG_ANNOTATION)
-            .cloned()
-    });
+    let hash = ctx.stores.config_hash(&namespace, name);
     let overdue = ctx
         .pushes
         .overdue(&format!("{namespace}/{name}"), hash.as_deref(), &reports);

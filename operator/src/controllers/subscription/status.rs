@@ -91,6 +91,13 @@ pub(crate) fn next(
         || before(WORKERS_AVAILABLE),
         |worker| workers_available(worker, &reported, generation, &before(WORKERS_AVAILABLE)),
     );
+    // What can't be used is in no worker's configuration, however well the worker is.
+    let workers = outcome.invalid.as_ref().map_or(workers, |invalid| {
+        Finding::no(
+            invalid.reason,
+            "no worker serves it until its spec is mended",
+        )
+    });
     let delivering = delivering(&reported).unwrap_or_else(|| before(DELIVERING));
     let stalled = stalled(outcome, stopped);
     let ready = ready(

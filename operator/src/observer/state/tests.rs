@@ -89,14 +89,14 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
     })
 }
 
-fn reading(end: i64, committed: Option<i64>) -> Result<Reading, KafkaError> {
-    Ok(Reading {
+fn reading(end: i64, committed: Option<i64>) -> Reading {
+    Reading {
         marks: BTreeMap::from([(0, Watermarks { start: 0, end })]),
         committed: committed
             .map(|offset| ("s".to_owned(), BTreeMap::from([(0, offset)])))
             .into_iter()
             .collect(),
-    })
+    }
 }
 
 const REFUSED: KafkaError = KafkaError {
@@ -143,7 +143,7 @@ impl Fixture {
     }
 
     fn depth(&self) -> Option<i64> {
-        self.state.subscription("s").unwrap().progress.count
+        self.state.subscription("s")?.progress.count
     }
 
     fn scrape(&self) -> String {
@@ -164,7 +164,9 @@ fn names(triggers: &BTreeSet<Trigger>) -> Vec<&str> {
 #[test]
 fn a_depth_that_can_no_longer_be_read_is_unknown_and_no_series() {
     let mut fixture = Fixture::new();
-    fixture.state.read("t", reading(10, Some(4)), fixture.start);
+    fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.start);
     assert_eq!(fixture.depth(), Some(6));
     assert!(
         fixture
@@ -178,14 +180,18 @@ fn a_depth_that_can_no_longer_be_read_is_unknown_and_no_series() {
             .scrape()
             .contains("fanout_subscription_lag_records{")
     );
-    fixture.state.read("t", reading(10, None), fixture.at(10));
+    fixture
+        .state
+        .read("t", Ok(reading(10, None)), fixture.at(10));
     assert_eq!(fixture.depth(), None);
 }
 
 #[test]
 fn another_error_class_and_other_partitions_are_news_for_the_topic_and_its_subscriptions() {
     let mut fixture = Fixture::new();
-    let first = fixture.state.read("t", reading(10, Some(4)), fixture.start);
+    let first = fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.start);
     assert!(first.is_empty(), "{first:?}");
     let refused = fixture.state.read("t", Err(REFUSED), fixture.at(5));
     assert_eq!(names(&refused), ["posts", "search"]);
@@ -193,9 +199,9 @@ fn another_error_class_and_other_partitions_are_news_for_the_topic_and_its_subsc
     assert!(again.is_empty(), "{again:?}");
     let back = fixture
         .state
-        .read("t", reading(11, Some(4)), fixture.at(15));
+        .read("t", Ok(reading(11, Some(4))), fixture.at(15));
     assert_eq!(names(&back), ["posts", "search"]);
-    let mut grown = reading(11, Some(4)).unwrap();
+    let mut grown = reading(11, Some(4));
     grown.marks.insert(1, Watermarks { start: 0, end: 0 });
     let grown = fixture.state.read("t", Ok(grown), fixture.at(20));
     assert_eq!(names(&grown), ["posts", "search"]);
@@ -223,7 +229,7 @@ fn a_log_that_fails_is_asked_less_often_and_at_once_after_it_worked() {
     assert!(due(&mut fixture, 381), "but at least once a minute");
     fixture
         .state
-        .read("t", reading(1, Some(1)), fixture.at(382));
+        .read("t", Ok(reading(1, Some(1))), fixture.at(382));
     assert!(due(&mut fixture, 386));
 }
 
@@ -290,7 +296,9 @@ fn one_missed_answer_is_no_news_and_silence_is() {
 fn a_pod_that_is_gone_takes_its_report_along() {
     let mut fixture = Fixture::new();
     let consumer = worker(WorkerKind::Consumer, "c");
-    fixture.state.read("t", reading(10, Some(4)), fixture.start);
+    fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.start);
     fixture.state.reported(
         &consumer,
         Ok(consumer_status(Some("2026-01-02T03:04:05Z"))),
@@ -312,14 +320,18 @@ fn a_pod_that_is_gone_takes_its_report_along() {
             .workers("ns", "posts-pool-0", fixture.start)
             .is_empty()
     );
-    fixture.state.read("t", reading(10, Some(4)), fixture.at(5));
+    fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.at(5));
     assert_eq!(head(&fixture), Head::Unknown);
 }
 
 #[test]
 fn what_is_no_longer_listed_is_forgotten_with_its_series() {
     let mut fixture = Fixture::new();
-    fixture.state.read("t", reading(10, Some(4)), fixture.start);
+    fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.start);
     assert!(fixture.scrape().contains("subscription=\"search\""));
     fixture.list(&[], &[]);
     assert_eq!(fixture.state.topic("t"), None);
@@ -329,7 +341,7 @@ fn what_is_no_longer_listed_is_forgotten_with_its_series() {
     assert!(
         fixture
             .state
-            .read("t", reading(10, Some(4)), fixture.start)
+            .read("t", Ok(reading(10, Some(4))), fixture.start)
             .is_empty()
     );
 }
@@ -344,7 +356,7 @@ fn a_number_that_moved_asks_for_one_write_and_gets_it() {
     fixture.list(&Fixture::workers(), &[topic(shown.clone())]);
     fixture
         .state
-        .read("t", reading(5_000, Some(0)), fixture.start);
+        .read("t", Ok(reading(5_000, Some(0))), fixture.start);
     // A pass for another reason writes no number.
     assert_eq!(fixture.state.show("s", &shown, false), shown);
     let now = Timestamp::now();
@@ -361,7 +373,9 @@ fn a_number_that_moved_asks_for_one_write_and_gets_it() {
 #[test]
 fn a_condition_that_changes_takes_the_numbers_along() {
     let mut fixture = Fixture::new();
-    fixture.state.read("t", reading(50, Some(0)), fixture.start);
+    fixture
+        .state
+        .read("t", Ok(reading(50, Some(0))), fixture.start);
     let shown = Shown {
         count: Some(10),
         ..Shown::default()

@@ -28,17 +28,9 @@ const VOLUME: &str = "config";
 /// How long a pod may take to drain, seconds: longer than a worker's own budget, after which it leaves by itself.
 const GRACE_SECONDS: i64 = 60;
 
-pub(super) fn deployment(worker: &Worker<'_>, hash: &str) -> Deployment {
+pub(super) fn deployment(worker: &Worker<'_>) -> Deployment {
     Deployment {
-        metadata: ObjectMeta {
-            // On the Deployment only, so that who looks at a worker knows what its pods must report; in the template a
-            // change would replace the pods.
-            annotations: Some(BTreeMap::from([(
-                names::CONFIG_ANNOTATION.to_owned(),
-                hash.to_owned(),
-            )])),
-            ..metadata(worker)
-        },
+        metadata: metadata(worker),
         spec: Some(DeploymentSpec {
             replicas: Some(worker.replicas),
             revision_history_limit: Some(2),

@@ -37,7 +37,14 @@ pub(super) fn objects(worker: &Worker<'_>) -> WorkerObjects {
             ..Secret::default()
         },
         config_map: ConfigMap {
-            metadata: metadata(worker),
+            metadata: ObjectMeta {
+                // What the pods must report. Not on the Deployment, whose generation counts annotations too.
+                annotations: Some(BTreeMap::from([(
+                    names::CONFIG_ANNOTATION.to_owned(),
+                    hash.clone(),
+                )])),
+                ..metadata(worker)
+            },
             data: Some(
                 config_file
                     .into_iter()
@@ -46,7 +53,7 @@ pub(super) fn objects(worker: &Worker<'_>) -> WorkerObjects {
             ),
             ..ConfigMap::default()
         },
-        deployment: deployment::deployment(worker, &hash),
+        deployment: deployment::deployment(worker),
         hash,
     }
 }

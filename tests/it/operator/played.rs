@@ -1,0 +1,222 @@
+//! Plays what is not there without a kubelet and controllers: a worker's pod, its Deployment's status, and the worker
+//! itself, which takes over the configuration when the pod's annotation tells it to.
+
+use super::cluster::{ADDRESS, Cluster, LIMIT};
+use axum::routing::get;
+use axum::{Json, Router};
+use fanout_contract::consumer::{
+    ConsumerConfig, ConsumerStatus, SubscriptionConfig, SubscriptionState, SubscriptionStatus,
+    Totals,
+};
+use fanout_contract::names;
+use fanout_contract::relay::{Pending, RangeStatus, RelayConfig, RelayStatus};
+use fanout_tests::eventually;
+use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use kube::ResourceExt;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// A worker's pod that this test plays.
+pub(crate) struct Played {
+    namespace: String,
+    worker: String,
+    pod: String,
+    status: Arc<Mutex<Value>>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// The files in a worker's volume.
+pub(crate) async fn files(
+    cluster: &Cluster,
+    namespace: &str,
+    worker: &str,
+) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
+    let config_map: ConfigMap = cluster.get(namespace, worker).await?;
+    let secret: Secret = cluster.get(namespace, worker).await?;
+    let mut files: BTreeMap<String, Vec<u8>> = config_map
+        .data
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(name, text)| (name, text.into_bytes()))
+        .collect();
+    files.extend(
+        secret
+            .data
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(name, value)| (name, value.0)),
+    );
+    Ok(files)
+}
+
+/// The configuration of a consumer.
+pub(crate) async fn consumer_config(
+    cluster: &Cluster,
+    namespace: &str,
+    worker: &str,
+) -> anyhow::Result<ConsumerConfig> {
+    let files = files(cluster, namespace, worker).await?;
+    Ok(serde_yaml::from_slice(&files[names::CONFIG_FILE])?)
+}
+
+impl Played {
+    /// Makes the pod of `worker`, as its Deployment describes it, ready; its worker runs nothing yet.
+    pub(crate) async fn start(cluster: &Cluster, namespace: &str, worker: &str) -> Self {
+        let deployment: Deployment =
+            eventually(LIMIT, worker, async || cluster.get(namespace, worker).await).await;
+        let status = Arc::new(Mutex::new(json!({})));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let shown = Arc::clone(&status);
+        let routes = Router::new().route(
+            "/status",
+            get(async move || Json(shown.lock().unwrap().clone())),
+        );
+        let server = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+
+        let template = deployment.spec.clone().unwrap().template;
+        let mut pod = Pod {
+            metadata: template.metadata.clone().unwrap_or_default(),
+            spec: template.spec,
+            status: None,
+        };
+        let name = format!("{worker}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
+        pod.metadata.name = Some(name.clone());
+        pod.annotations_mut().insert(ADDRESS.to_owned(), address);
+        let pods = cluster.api::<Pod>(namespace);
+        pods.create(&PostParams::default(), &pod).await.unwrap();
+        let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&ready))
+            .await
+            .unwrap();
+        let played = Self {
+            namespace: namespace.to_owned(),
+            worker: worker.to_owned(),
+            pod: name,
+            status,
+            server,
+        };
+        played.roll_out(cluster, 1).await;
+        played
+    }
+
+    /// Sets the Deployment's status as its controller would with `ready` pods of as many.
+    pub(crate) async fn roll_out(&self, cluster: &Cluster, ready: i32) {
+        let deployment: Deployment = cluster.get(&self.namespace, &self.worker).await.unwrap();
+        let status = json!({"status": {
+            "observedGeneration": deployment.metadata.generation,
+            "replicas": ready, "updatedReplicas": ready, "readyReplicas": ready, "availableReplicas": ready,
+        }});
+        cluster
+            .api::<Deployment>(&self.namespace)
+            .patch_status(
+                &self.worker,
+                &PatchParams::default(),
+                &Patch::Merge(&status),
+            )
+            .await
+            .unwrap();
+    }
+
+    /// Waits until the pod was told of the configuration that lies in ConfigMap and Secret now.
+    pub(crate) async fn told(&self, cluster: &Cluster) -> BTreeMap<String, Vec<u8>> {
+        eventually(
+            LIMIT,
+            &format!("{} is told of its configuration", self.pod),
+            async || {
+                let files = files(cluster, &self.namespace, &self.worker).await?;
+                let hash = fanout_runtime::config::hash(&files);
+                let pod: Pod = cluster.get(&self.namespace, &self.pod).await?;
+                anyhow::ensure!(
+                    pod.annotations().get(names::CONFIG_ANNOTATION) == Some(&hash),
+                    "{hash}"
+                );
+                anyhow::Ok(files)
+            },
+        )
+        .await
+    }
+
+    /// The consumer takes over the configuration it was told of.
+    pub(crate) async fn consume(&self, cluster: &Cluster) -> ConsumerConfig {
+        let files = self.told(cluster).await;
+        let config: ConsumerConfig = serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap();
+        self.report(&ConsumerStatus {
+            config_hash: fanout_runtime::config::hash(&files),
+            subscriptions: config.subscriptions.iter().map(running).collect(),
+        });
+        config
+    }
+
+    /// The relay takes over the configuration it was told of.
+    pub(crate) async fn relay(&self, cluster: &Cluster) -> RelayConfig {
+        let files = self.told(cluster).await;
+        let config: RelayConfig = serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap();
+        self.report(&RelayStatus {
+            config_hash: fanout_runtime::config::hash(&files),
+            generation: config.generation,
+            source_checked: true,
+            pending: Some(Pending {
+                rows: 1234,
+                oldest_event_time: Some("2026-01-01T00:00:00Z".to_owned()),
+            }),
+            ranges: vec![RangeStatus {
+                id: 1,
+                lo: 0,
+                hi: 64,
+                term: 1,
+            }],
+            ..RelayStatus::default()
+        });
+        config
+    }
+
+    /// What `/status` answers from now on.
+    pub(crate) fn report(&self, status: &impl serde::Serialize) {
+        *self.status.lock().unwrap() = serde_json::to_value(status).unwrap();
+    }
+
+    /// Changes one Subscription in what `/status` answers.
+    pub(crate) fn change(&self, name: &str, change: impl FnOnce(&mut SubscriptionStatus)) {
+        let mut status: ConsumerStatus =
+            serde_json::from_value(self.status.lock().unwrap().clone()).unwrap();
+        change(
+            status
+                .subscriptions
+                .iter_mut()
+                .find(|entry| entry.name == name)
+                .unwrap(),
+        );
+        self.report(&status);
+    }
+}
+
+fn running(config: &SubscriptionConfig) -> SubscriptionStatus {
+    SubscriptionStatus {
+        name: config.name.clone(),
+        uid: config.uid.clone(),
+        generation: config.generation,
+        state: if config.suspend {
+            SubscriptionState::Suspended
+        } else {
+            SubscriptionState::Running
+        },
+        reason: None,
+        message: None,
+        delivering: None,
+        partitions: Vec::new(),
+        in_flight: 0,
+        retrying: 0,
+        rate_per_second: 0.0,
+        totals: Totals::default(),
+    }
+}
