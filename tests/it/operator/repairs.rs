@@ -131,7 +131,7 @@ async fn a_terminating_namespace_is_left_alone(cluster: &Cluster, namespace: &st
     let other = cluster.server.namespace("other").await;
     cluster.apply(&other, &secrets()).await;
     cluster
-        .apply(&other, &topic("posts", cluster.bootstrap))
+        .apply(&other, &topic("posts", &cluster.bootstrap))
         .await;
     cluster
         .until(&other, "posts-relay", "exists", |_: &Deployment| Ok(()))
