@@ -35,7 +35,6 @@ input_hash() {
 }
 
 # lock NAME: holds the lock until unlock or until this shell ends, so that two runs at the same time do the work once.
-# What is started to outlive this shell must close the descriptor: {lock_fd}>&-
 lock() {
   mkdir -p "$cache/locks"
   exec {lock_fd}>"$cache/locks/$1"
@@ -44,6 +43,17 @@ lock() {
   flock "$lock_fd"
 }
 unlock() { exec {lock_fd}>&-; }
+
+# use_cluster_alone SCRIPT ARGUMENT...: starts this script again as the only user of the local cluster until it ends. Two runs would
+# exchange each other's operator. Called at a script's top with "$0" "$@".
+use_cluster_alone() {
+  [ -z "${FANOUT_CLUSTER_USE:-}" ] || return 0
+  local file=$cache/locks/cluster-use
+  mkdir -p "$cache/locks"
+  flock -n "$file" true || say "waiting for another run that uses the local cluster"
+  # Closed in the script and in all it starts: the cluster outlives them.
+  FANOUT_CLUSTER_USE=yes exec flock --close "$file" bash "$@"
+}
 
 # eventually SECONDS WHAT COMMAND...: runs the command until it succeeds.
 eventually() {

@@ -1,6 +1,8 @@
 //! The local cluster: started if it does not run, and then stopped again at the end.
 
 use crate::command::{output, tests_dir};
+use fanout_tests::services::dirs;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -10,11 +12,14 @@ pub(crate) struct Node {
     kubeconfig: PathBuf,
     kubectl: PathBuf,
     started_here: bool,
+    /// Held until this is dropped; lib.sh knows it too.
+    _alone: File,
 }
 
 impl Node {
     /// Uses the cluster that runs, or starts one.
     pub(crate) fn start() -> Self {
+        let alone = use_alone();
         let runs = script("kubeconfig.sh")
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -27,6 +32,7 @@ impl Node {
             kubeconfig,
             kubectl: binaries.join("kubectl"),
             started_here: !runs,
+            _alone: alone,
         }
     }
 
@@ -53,6 +59,18 @@ impl Drop for Node {
             );
         }
     }
+}
+
+/// Waits until nobody else uses the cluster: a demo and this test would exchange each other's operator.
+fn use_alone() -> File {
+    let locks = dirs::cache().join("locks");
+    fs::create_dir_all(&locks).unwrap();
+    let file = File::create(locks.join("cluster-use")).unwrap();
+    if file.try_lock().is_err() {
+        eprintln!("waiting for another run that uses the local cluster");
+        file.lock().unwrap();
+    }
+    file
 }
 
 fn script(name: &str) -> Command {

@@ -43,8 +43,7 @@ say "starting the local cluster"
 mkdir -p "$state/run/log"
 [ -e /proc/sys/net/bridge ] || modprobe br_netfilter || die "the kernel module br_netfilter is missing"
 
-# The lock is not inherited: it would be held as long as the node lives.
-setsid nohup unshare --mount --pid --fork --kill-child=KILL --net --ipc --uts "$here/node.sh" </dev/null >"$state/run/log/node.log" 2>&1 {lock_fd}>&- &
+setsid nohup unshare --mount --pid --fork --kill-child=KILL --net --ipc --uts "$here/node.sh" </dev/null >"$state/run/log/node.log" 2>&1 &
 eventually 10 "the node's first process" node_pid || failed "the node's namespaces could not be made"
 pid=$(node_pid)
 
