@@ -1,7 +1,6 @@
 //! Configuration changes while a worker runs.
 
 use super::*;
-use fanout_contract::consumer::Sink;
 use fanout_tests::receiver::behave;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use super::log::{Log, cloud_event, header, headers, pairs, payload};
 use super::*;
-use fanout_contract::consumer::{Ordering, Sink};
+use fanout_contract::consumer::Ordering;
 use fanout_contract::envelope::dead_letter;
 use fanout_tests::receiver::behave;
 use rdkafka::message::Message as _;

@@ -1,7 +1,6 @@
 //! How a subscription treats endpoints that go, slow down, redirect, flood or are refused.
 
 use super::*;
-use fanout_contract::consumer::Sink;
 use fanout_tests::receiver::behave;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

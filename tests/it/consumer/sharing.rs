@@ -58,7 +58,7 @@ async fn a_rebalance_waits_for_what_is_under_way_and_leaves_other_partitions_alo
     let scene = Scene::new("c_drain", failing("held", Answer::Hang))
         .await
         .with(|subscription| {
-            let fanout_contract::consumer::Sink::Webhook(webhook) = &mut subscription.sink;
+            let Sink::Webhook(webhook) = &mut subscription.sink;
             webhook.timeout_seconds = 60;
         });
     let held: Vec<_> = (0..30).map(|key| format!("held{key}-0000")).collect();
