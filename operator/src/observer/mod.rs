@@ -11,6 +11,7 @@ mod lag;
 mod log;
 mod metrics;
 mod poll;
+mod rows;
 mod state;
 mod target;
 mod write;

@@ -1,26 +1,21 @@
 //! The observer's tables: what is known of every worker, topic and Subscription, and what is due. No I/O, no clock.
 
 use super::head::{self, Head};
-use super::lag;
 use super::log::Reading;
-use super::metrics::{Metrics, SubscriptionLabels, TopicLabels};
+use super::metrics::Metrics;
 use super::poll::{PollError, WorkerStatus};
-use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
-use super::write::{self, AtZero, Scheduler, Seen, Shown};
-use super::{
-    SubscriptionObservation, TopicObservation, Trigger, TriggerKind, WorkerReport, digest,
-};
+use super::rows::{Pod, Subscription, Topic};
+use super::target::{TopicTarget, WorkerTarget};
+use super::write::{self, Scheduler, Shown};
+use super::{SubscriptionObservation, TopicObservation, Trigger, WorkerReport};
 use crate::kafka::KafkaError;
 use fanout_contract::consumer::ConsumerStatus;
-use fanout_contract::relay::RelayStatus;
 use fanout_runtime::backoff::Backoff;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A report older than this says nothing any more: the pod missed several questions.
-const STALE_AFTER: Duration = Duration::from_secs(15);
 /// A log that can't be read is asked less and less often, up to this.
 const LOG_RETRY_LONGEST: Duration = Duration::from_mins(1);
 
@@ -35,34 +30,6 @@ pub(super) struct State {
     scheduler: Scheduler,
     /// Objects whose next pass may write numbers.
     granted: HashSet<String>,
-}
-
-struct Pod {
-    target: WorkerTarget,
-    status: Option<Arc<WorkerStatus>>,
-    reported_at: Option<Instant>,
-    asked_at: Option<Instant>,
-    under_way: bool,
-}
-
-struct Topic {
-    labels: TopicLabels,
-    relay: String,
-    shown: Shown,
-    seen: TopicObservation,
-    at_zero: AtZero,
-    subscriptions: Vec<String>,
-    backoff: Option<Backoff>,
-    next_reading: Option<Instant>,
-    under_way: bool,
-}
-
-struct Subscription {
-    labels: SubscriptionLabels,
-    shown: Shown,
-    seen: SubscriptionObservation,
-    at_zero: AtZero,
-    progress: lag::Progress,
 }
 
 impl State {
@@ -392,112 +359,6 @@ fn age(head: Head, now: Timestamp) -> Option<f64> {
         Head::Unknown => None,
         Head::Empty => Some(0.0),
         Head::Since(time) => Some(now.duration_since(time).as_secs_f64().max(0.0)),
-    }
-}
-
-impl Pod {
-    fn new(target: &WorkerTarget) -> Self {
-        Self {
-            target: target.clone(),
-            status: None,
-            reported_at: None,
-            asked_at: None,
-            under_way: false,
-        }
-    }
-
-    fn news(&self, next: Option<&WorkerStatus>) -> BTreeSet<Trigger> {
-        digest::news(
-            &self.target.namespace,
-            &self.target.topic,
-            self.status.as_deref(),
-            next,
-        )
-    }
-
-    fn is_stale(&self, now: Instant) -> bool {
-        self.reported_at
-            .is_none_or(|at| now.duration_since(at) >= STALE_AFTER)
-    }
-}
-
-impl Topic {
-    fn new(target: &TopicTarget) -> Self {
-        Self {
-            labels: TopicLabels {
-                namespace: target.namespace.clone(),
-                topic: target.name.clone(),
-            },
-            relay: target.relay.clone(),
-            shown: Shown::default(),
-            seen: TopicObservation::default(),
-            at_zero: AtZero::default(),
-            subscriptions: Vec::new(),
-            backoff: None,
-            next_reading: None,
-            under_way: false,
-        }
-    }
-
-    fn judge<'a>(&mut self, relays: impl Iterator<Item = &'a RelayStatus>, now: Instant) {
-        let (count, oldest) = head::outbox(relays);
-        self.at_zero = self.at_zero.after(count, now);
-        self.seen.outbox = Seen {
-            count,
-            oldest,
-            rate_per_second: None,
-        };
-    }
-}
-
-impl Subscription {
-    fn new(topic: &TopicTarget, target: &SubscriptionTarget) -> Self {
-        Self {
-            labels: SubscriptionLabels {
-                namespace: topic.namespace.clone(),
-                topic: topic.name.clone(),
-                subscription: target.name.clone(),
-            },
-            shown: Shown::default(),
-            seen: SubscriptionObservation::default(),
-            at_zero: AtZero::default(),
-            progress: lag::Progress::default(),
-        }
-    }
-
-    fn read(&mut self, uid: &str, reading: Option<&Reading>, now: Instant) {
-        let read = reading.and_then(|reading| Some((reading, reading.committed.get(uid)?)));
-        let seen = &mut self.seen.progress;
-        if let Some((reading, committed)) = read {
-            self.progress.add(now, committed);
-            seen.count = lag::depth(&reading.marks, committed);
-            seen.rate_per_second = self.progress.rate_per_second();
-        } else {
-            seen.count = None;
-            seen.rate_per_second = None;
-        }
-        self.at_zero = self.at_zero.after(seen.count, now);
-        self.seen.committed = read.map(|(_, committed)| committed.clone());
-    }
-}
-
-impl TopicLabels {
-    fn trigger(&self) -> Trigger {
-        Trigger {
-            kind: TriggerKind::FanoutTopic,
-            namespace: self.namespace.clone(),
-            name: self.topic.clone(),
-        }
-    }
-}
-
-impl SubscriptionLabels {
-    fn trigger(&self) -> Trigger {
-        Trigger {
-            kind: TriggerKind::Subscription,
-            namespace: self.namespace.clone(),
-            name: self.subscription.clone(),
-        }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::kafka::{ClusterParams, ErrorClass, Watermarks};
-use crate::observer::target::{Log, WorkerKind};
+use crate::observer::target::{Log, SubscriptionTarget, WorkerKind};
 use fanout_contract::consumer::{PartitionStatus, SubscriptionState, SubscriptionStatus, Totals};
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};
-use fanout_contract::relay::{Pending, RangeStatus};
+use fanout_contract::relay::{Pending, RangeStatus, RelayStatus};
 use prometheus_client::registry::Registry;
 
 const EVERY: Duration = Duration::from_secs(5);

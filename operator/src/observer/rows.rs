@@ -1,0 +1,156 @@
+//! What is known of one pod, one topic, one Subscription. No I/O, no clock.
+
+use super::head;
+use super::lag;
+use super::log::Reading;
+use super::metrics::{SubscriptionLabels, TopicLabels};
+use super::poll::WorkerStatus;
+use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
+use super::write::{AtZero, Seen, Shown};
+use super::{SubscriptionObservation, TopicObservation, Trigger, TriggerKind, digest};
+use fanout_contract::relay::RelayStatus;
+use fanout_runtime::backoff::Backoff;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A report older than this says nothing any more: the pod missed several questions.
+const STALE_AFTER: Duration = Duration::from_secs(15);
+
+pub(super) struct Pod {
+    pub(super) target: WorkerTarget,
+    pub(super) status: Option<Arc<WorkerStatus>>,
+    pub(super) reported_at: Option<Instant>,
+    pub(super) asked_at: Option<Instant>,
+    pub(super) under_way: bool,
+}
+
+pub(super) struct Topic {
+    pub(super) labels: TopicLabels,
+    pub(super) relay: String,
+    pub(super) shown: Shown,
+    pub(super) seen: TopicObservation,
+    pub(super) at_zero: AtZero,
+    pub(super) subscriptions: Vec<String>,
+    pub(super) backoff: Option<Backoff>,
+    pub(super) next_reading: Option<Instant>,
+    pub(super) under_way: bool,
+}
+
+pub(super) struct Subscription {
+    pub(super) labels: SubscriptionLabels,
+    pub(super) shown: Shown,
+    pub(super) seen: SubscriptionObservation,
+    pub(super) at_zero: AtZero,
+    pub(super) progress: lag::Progress,
+}
+
+impl Pod {
+    pub(super) fn new(target: &WorkerTarget) -> Self {
+        Self {
+            target: target.clone(),
+            status: None,
+            reported_at: None,
+            asked_at: None,
+            under_way: false,
+        }
+    }
+
+    pub(super) fn news(&self, next: Option<&WorkerStatus>) -> BTreeSet<Trigger> {
+        digest::news(
+            &self.target.namespace,
+            &self.target.topic,
+            self.status.as_deref(),
+            next,
+        )
+    }
+
+    pub(super) fn is_stale(&self, now: Instant) -> bool {
+        self.reported_at
+            .is_none_or(|at| now.duration_since(at) >= STALE_AFTER)
+    }
+}
+
+impl Topic {
+    pub(super) fn new(target: &TopicTarget) -> Self {
+        Self {
+            labels: TopicLabels {
+                namespace: target.namespace.clone(),
+                topic: target.name.clone(),
+            },
+            relay: target.relay.clone(),
+            shown: Shown::default(),
+            seen: TopicObservation::default(),
+            at_zero: AtZero::default(),
+            subscriptions: Vec::new(),
+            backoff: None,
+            next_reading: None,
+            under_way: false,
+        }
+    }
+
+    pub(super) fn judge<'a>(
+        &mut self,
+        relays: impl Iterator<Item = &'a RelayStatus>,
+        now: Instant,
+    ) {
+        let (count, oldest) = head::outbox(relays);
+        self.at_zero = self.at_zero.after(count, now);
+        self.seen.outbox = Seen {
+            count,
+            oldest,
+            rate_per_second: None,
+        };
+    }
+}
+
+impl Subscription {
+    pub(super) fn new(topic: &TopicTarget, target: &SubscriptionTarget) -> Self {
+        Self {
+            labels: SubscriptionLabels {
+                namespace: topic.namespace.clone(),
+                topic: topic.name.clone(),
+                subscription: target.name.clone(),
+            },
+            shown: Shown::default(),
+            seen: SubscriptionObservation::default(),
+            at_zero: AtZero::default(),
+            progress: lag::Progress::default(),
+        }
+    }
+
+    pub(super) fn read(&mut self, uid: &str, reading: Option<&Reading>, now: Instant) {
+        let read = reading.and_then(|reading| Some((reading, reading.committed.get(uid)?)));
+        let seen = &mut self.seen.progress;
+        if let Some((reading, committed)) = read {
+            self.progress.add(now, committed);
+            seen.count = lag::depth(&reading.marks, committed);
+            seen.rate_per_second = self.progress.rate_per_second();
+        } else {
+            seen.count = None;
+            seen.rate_per_second = None;
+        }
+        self.at_zero = self.at_zero.after(seen.count, now);
+        self.seen.committed = read.map(|(_, committed)| committed.clone());
+    }
+}
+
+impl TopicLabels {
+    pub(super) fn trigger(&self) -> Trigger {
+        Trigger {
+            kind: TriggerKind::FanoutTopic,
+            namespace: self.namespace.clone(),
+            name: self.topic.clone(),
+        }
+    }
+}
+
+impl SubscriptionLabels {
+    pub(super) fn trigger(&self) -> Trigger {
+        Trigger {
+            kind: TriggerKind::Subscription,
+            namespace: self.namespace.clone(),
+            name: self.subscription.clone(),
+        }
+    }
+}
