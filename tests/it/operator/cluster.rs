@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the operator to do something.
-pub(crate) const LIMIT: Duration = Duration::from_secs(40);
+pub(crate) const LIMIT: Duration = Duration::from_mins(2);
 /// Annotation on a test's pods with the address of the worker that plays them.
 pub(crate) const ADDRESS: &str = "tests/address";
 
