@@ -2,7 +2,7 @@
 # The product's image: three programs, the libraries they name, certificate authorities; no shell, no package manager, not root.
 # tests/images/pack.sh packs the same without Docker.
 
-FROM docker.io/library/rust:1.95.0-bookworm AS build
+FROM rust:1.95.0-bookworm AS build
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 # The image's own toolchain, without the lint tools that rust-toolchain.toml asks for.
 ENV RUSTUP_TOOLCHAIN=1.95.0

@@ -190,21 +190,18 @@ fn generated_files_are_up_to_date() {
 fn the_digest_wins_over_the_tag_and_workers_run_the_same_image() {
     let digest = format!("sha256:{}", "a".repeat(64));
     for (values, expected) in [
-        (
-            vec![],
-            "ghcr.io/fanout-dev/fanout-operator:0.1.0".to_owned(),
-        ),
+        (vec![], "fanout-operator:0.1.0".to_owned()),
         (
             vec!["image.tag=\"1.2.3\"".to_owned()],
-            "ghcr.io/fanout-dev/fanout-operator:1.2.3".to_owned(),
+            "fanout-operator:1.2.3".to_owned(),
         ),
         (
             vec![
-                "image.registry=\"\"".to_owned(),
+                "image.registry=\"registry.example.com\"".to_owned(),
                 "image.tag=\"1.2.3\"".to_owned(),
                 format!("image.digest=\"{digest}\""),
             ],
-            format!("fanout-dev/fanout-operator@{digest}"),
+            format!("registry.example.com/fanout-operator@{digest}"),
         ),
     ] {
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
