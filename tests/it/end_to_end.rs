@@ -13,7 +13,10 @@ use fanout_tests::verdict::{self, Verdict};
 use fanout_tests::{Deadline, Sandbox, eventually, services};
 use std::time::Duration;
 
-const SETTLE: Duration = Duration::from_mins(3);
+/// A stopped relay is relieved and a dead member thrown out well within this.
+const SETTLE: Duration = Duration::from_mins(1);
+/// For the writers, on a busy machine.
+const LOADED: Duration = Duration::from_mins(5);
 const SIGNING_FILE: &str = "signed-uid.signing.0";
 
 /// The subscription `name` of `receiver` with `files` that hold its secrets.
@@ -47,7 +50,7 @@ impl Subscriber {
         self
     }
 
-    /// Waits until nothing is missing or queued, and judges.
+    /// Waits until nothing is missing or queued, or nothing moves any more, and judges.
     async fn settled(
         &self,
         checker: &Checker<'_>,
@@ -86,7 +89,7 @@ fn assert_sound(rows: &[(String, Verdict)]) {
 
 async fn load_until(load: &Load, transactions: u64) {
     eventually(
-        SETTLE,
+        LOADED,
         &format!("{transactions} transactions"),
         async || {
             let done = load.done();

@@ -23,7 +23,7 @@ use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 /// Time between two whole judgements while something is still missing.
-const PAUSE: Duration = Duration::from_millis(300);
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Knows what was committed in a sandbox and judges what arrived of it. Made after the writers stopped.
 #[derive(Debug)]
@@ -116,12 +116,19 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// Judges again and again until nothing is missing or queued, or `limit` has passed; returns the last verdict.
+    /// Judges again and again until nothing is missing or queued, or nothing more arrived for `limit`; returns the
+    /// last verdict. Slow is no fault, standing still is.
     pub async fn settle(limit: Duration, mut judge: impl AsyncFnMut() -> Verdict) -> Verdict {
-        let deadline = Deadline::after(limit);
+        let mut deadline = Deadline::after(limit);
+        let mut least_open = usize::MAX;
         loop {
             let verdict = judge().await;
-            if verdict.missing + verdict.queued == 0 || deadline.passed() {
+            let open = verdict.missing + verdict.queued;
+            if open < least_open {
+                least_open = open;
+                deadline = Deadline::after(limit);
+            }
+            if open == 0 || deadline.passed() {
                 return verdict;
             }
             tokio::time::sleep(PAUSE).await;
