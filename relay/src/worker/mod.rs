@@ -30,10 +30,15 @@ pub const BATCH: Limits = Limits {
     rows: 5_000,
     bytes: 8 << 20,
 };
-/// Rows handed over and not acknowledged, at most (about).
-const IN_FLIGHT_ROWS: usize = 30_000;
-/// Bytes handed over and not acknowledged, at most (about).
-const IN_FLIGHT_BYTES: usize = 32 << 20;
+/// Handed over and not acknowledged, at most (about).
+const IN_FLIGHT: Limits = Limits {
+    rows: 30_000,
+    bytes: 32 << 20,
+};
+/// How often [`BATCH`] and [`IN_FLIGHT`] are halved, at most, for brokers that are too slow for them.
+const HALVINGS: u32 = 10;
+/// Batches acknowledged in time before one halving is taken back.
+const RECOVERED: usize = 20;
 /// Records are handed over while this much of the lease is left: librdkafka gives them up before it ends.
 const HAND_OVER_MARGIN: Duration = MESSAGE_TIMEOUT.saturating_add(Duration::from_millis(200));
 /// With less than this left, nothing of this process may be sent any more.
@@ -103,6 +108,8 @@ enum Pass {
     Refused,
     /// The topic's limit is another one now, or a batch was sent one by one: begin again.
     Again,
+    /// The brokers kept up with less: try more.
+    Recovered,
     /// The brokers did not take records.
     Failed(broker::Failure),
 }
@@ -133,6 +140,9 @@ pub struct Worker {
     stored: Position,
     /// Keys behind parked rows.
     held: HashSet<String>,
+    /// How often [`BATCH`] and [`IN_FLIGHT`] are halved at present. What is in flight must be acknowledged within
+    /// [`STALLED`], or it would be sent again and again over a connection that can't carry it in that time.
+    halvings: u32,
 }
 
 impl Worker {
@@ -154,6 +164,7 @@ impl Worker {
             seq: 0,
             stored: position,
             held: HashSet::new(),
+            halvings: 0,
         }
     }
 
@@ -185,8 +196,10 @@ impl Worker {
             match pass {
                 Pass::Ended(ended) => return ended,
                 Pass::Refused | Pass::Again => {}
+                Pass::Recovered => self.halvings = self.halvings.saturating_sub(1),
                 Pass::Failed(failure) => {
                     self.shared.stats.broker(Err(failure.clone()));
+                    self.halvings = (self.halvings + 1).min(HALVINGS);
                     let since = *failing_since.get_or_insert_with(clock::now);
                     if clock::now().saturating_sub(since) > GIVE_UP {
                         return Ended::Broker(failure);
@@ -233,10 +246,18 @@ impl Worker {
         Reader::new(
             self.shared.source.clone(),
             self.shards,
-            BATCH,
+            halved(BATCH, self.halvings),
             self.history.clone(),
             self.stored.clone(),
         )
+    }
+}
+
+/// `limits` halved so many times; never nothing.
+fn halved(limits: Limits, times: u32) -> Limits {
+    Limits {
+        rows: (limits.rows >> times).max(1),
+        bytes: (limits.bytes >> times).max(1),
     }
 }
 

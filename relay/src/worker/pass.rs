@@ -3,10 +3,11 @@
 use super::hand_over::hand_over;
 use super::store::{Append, outcome};
 use super::{
-    Ended, HAND_OVER_MARGIN, IN_FLIGHT_BYTES, IN_FLIGHT_ROWS, LINGER, PURGE_MARGIN, Pass, SLOW,
-    STALLED, Sent, TICK, Worker,
+    Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SLOW, STALLED, Sent,
+    TICK, Worker, halved,
 };
 use crate::broker;
+use crate::claim::snapshot::Limits;
 use crate::claim::{Batch, Kind};
 use crate::clock;
 use crate::encode::Encoder;
@@ -36,7 +37,12 @@ struct Flight {
     gate: Option<Position>,
     /// Has rows to park: waits until nothing is in flight, because parking may take long.
     waiting: Option<(Batch, Plan)>,
-    stopping: bool,
+    /// Most that may be in flight.
+    limits: Limits,
+    /// Batches acknowledged.
+    harvested: usize,
+    /// How the pass ends once nothing is in flight any more; until then it takes nothing more.
+    ending: Option<Pass>,
 }
 
 impl Flight {
@@ -63,11 +69,11 @@ impl Flight {
     }
 
     fn takes_more(&self, now: Duration, left: Duration) -> bool {
-        !self.stopping
+        self.ending.is_none()
             && self.gate.is_none()
             && self.waiting.is_none()
-            && self.rows < IN_FLIGHT_ROWS
-            && self.bytes < IN_FLIGHT_BYTES
+            && self.rows < self.limits.rows
+            && self.bytes < self.limits.bytes
             && self.age(now) < SLOW
             && left >= HAND_OVER_MARGIN
     }
@@ -98,7 +104,9 @@ impl Worker {
             append: None,
             gate: None,
             waiting: None,
-            stopping: false,
+            limits: halved(IN_FLIGHT, self.halvings),
+            harvested: 0,
+            ending: None,
         };
         let ended = loop {
             if let Err(pass) = self.turn(&mut flight, stop).await {
@@ -124,8 +132,10 @@ impl Worker {
         {
             flight.append = Some(self.append(position));
         }
-        if flight.stopping && flight.is_empty() {
-            return Err(Pass::Ended(Ended::Stopped));
+        if flight.is_empty()
+            && let Some(ending) = flight.ending.take()
+        {
+            return Err(ending);
         }
         let now = clock::now();
         let left = self.deadline.left(now);
@@ -159,7 +169,9 @@ impl Worker {
                 None => return Err(crate::source::failure(
                     fanout_contract::reason::SourceError::QueryFailed, "reading stopped").into()),
             },
-            () = stop.cancelled(), if !flight.stopping => flight.stopping = true,
+            () = stop.cancelled(), if !matches!(flight.ending, Some(Pass::Ended(_))) => {
+                flight.ending = Some(Pass::Ended(Ended::Stopped));
+            }
             () = tokio::time::sleep(TICK) => {}
         }
         Ok(())
@@ -207,6 +219,10 @@ impl Worker {
                 self.shared.stats.broker(Ok(()));
             }
             flight.acknowledged = Some(sent.after);
+            flight.harvested += 1;
+        }
+        if self.halvings > 0 && flight.harvested >= RECOVERED && flight.ending.is_none() {
+            flight.ending = Some(Pass::Recovered);
         }
     }
 
