@@ -170,6 +170,14 @@ async fn the_kafka_topics_are_created_and_recorded(cluster: &Cluster, namespace:
         .unwrap()
         .unwrap();
     assert_eq!(status.dead_letter_topic_id, Some(dead.id));
+    let largest = async |topic: &str| -> i64 {
+        let config = kafka.topic_config(topic).await.unwrap();
+        config["max.message.bytes"].parse().unwrap()
+    };
+    assert!(
+        largest(&names::dead_letter_topic(&name)).await > largest(&name).await,
+        "the largest event must fit with the dead letter's headers"
+    );
     assert_eq!(status.cluster_id, Some(kafka.cluster_id().await.unwrap()));
     assert_eq!(
         kafka.topic_config(&name).await.unwrap()["retention.ms"],

@@ -42,25 +42,39 @@ pub(crate) async fn ensure(
         keep_order,
     };
     let drift = ensure_one(&cluster, wanted, &mut identity.topic_id).await?;
+    // How the dead letter topic is made follows from the topic; afterwards it is left alone.
+    let (copies, config) = if identity.dead_letter_topic_id.is_none() {
+        let of_topic = cluster.topic_config(name).await.map_err(log::problem)?;
+        (*replication_factor, dead_letter_config(&of_topic))
+    } else {
+        (None, BTreeMap::new())
+    };
     let wanted = Wanted {
         name: dead_letter_topic,
         partitions: None,
-        replication_factor: None,
-        config: &BTreeMap::new(),
+        replication_factor: copies,
+        config: &config,
         keep_order: false,
-    };
-    let created_with = Wanted {
-        replication_factor: *replication_factor,
-        ..wanted
-    };
-    // Its number of copies is chosen like the topic's, and left alone afterwards.
-    let wanted = if identity.dead_letter_topic_id.is_none() {
-        created_with
-    } else {
-        wanted
     };
     ensure_one(&cluster, wanted, &mut identity.dead_letter_topic_id).await?;
     Ok(LogState { drift })
+}
+
+/// A dead letter is the event with further headers, so the largest event must leave room for them; one that does not fit
+/// would be sent again for ever.
+fn dead_letter_config(of_topic: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    const LARGEST_RECORD: &str = "max.message.bytes";
+    const HEADERS: i32 = 16 << 10;
+    let room = |bytes: i32| {
+        (
+            LARGEST_RECORD.to_owned(),
+            bytes.saturating_add(HEADERS).to_string(),
+        )
+    };
+    let bytes = of_topic
+        .get(LARGEST_RECORD)
+        .and_then(|text| text.parse().ok());
+    bytes.map(room).into_iter().collect()
 }
 
 /// The same address may lead to another cluster one day: its topics are not ours.
