@@ -16,6 +16,5 @@ mod harness;
 mod kafka_admin;
 mod observer;
 mod operator;
-mod operator;
 mod relay;
 mod relay_review;
