@@ -4,6 +4,7 @@ use crate::broker;
 use crate::claim::{Polls, Shards};
 use crate::position::{Fence, Position};
 use crate::source;
+use fanout_contract::reason::BrokerError;
 use fanout_contract::relay::{LongTransaction, Parked, Pending, RangeStatus, RelayStatus};
 use prometheus_client::encoding::{EncodeLabelSet, NoLabelSet};
 use prometheus_client::metrics::counter::Counter;
@@ -136,6 +137,15 @@ impl Stats {
             }
         }
         state.status.broker_error = outcome.err();
+    }
+
+    /// A connection stands, so an error that said otherwise is over, also while there is nothing to produce. Any other
+    /// error ends with the next record that is taken.
+    pub fn broker_reached(&self) {
+        let status = &mut self.state().status;
+        status
+            .broker_error
+            .take_if(|failure| failure.class == BrokerError::Unreachable);
     }
 
     fn count(&self, side: &'static str, class: String) {

@@ -90,6 +90,7 @@ impl Worker {
             Ok(producer) => producer,
             Err(failure) => return Pass::Failed(failure),
         };
+        self.shared.stats.broker_reached();
         // One batch waits, one is being read: more would only cost memory.
         let (sender, batches) = mpsc::channel(1);
         let reader = tokio::spawn(self.reader().run(sender, self.shared.stats.polls.clone()));
