@@ -68,7 +68,8 @@ fn properties(group: &str, client: &str) -> [(&'static str, String); 20] {
         // A killed worker's partitions move after this.
         ("session.timeout.ms", text("10000")),
         ("heartbeat.interval.ms", text("2000")),
-        ("max.poll.interval.ms", text("300000")),
+        // Also how long a group waits for a member that was lost while it joined.
+        ("max.poll.interval.ms", text("45000")),
         // Per partition, as each has its own queue; the default is 64 MiB.
         ("queued.max.messages.kbytes", text("256")),
         ("fetch.message.max.bytes", text("262144")),
