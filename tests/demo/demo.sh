@@ -8,11 +8,13 @@
 # The system stays up afterwards; make demo-down removes it.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
+[ -n "$context" ] || use_cluster_alone "$0" "$@"
 
 fault=${FAULT:-}
 case $fault in '' | lose | swap | rollback) ;; *) die "FAULT is lose, swap or rollback" ;; esac
 write_seconds=60
 drain_seconds=180
+patience=300s # a busy machine is slow, not broken
 kafka=kafka.$services_namespace:9092
 postgres=postgres.$services_namespace:5432
 
@@ -43,15 +45,22 @@ start_cluster() {
 }
 
 load_images() {
-  local name
+  local name work packing=()
   declare -gA image
+  work=$(mktemp -d)
   for name in product demo kafka postgres; do
-    local arguments=() packed
+    local arguments=()
     case $name in product | demo) arguments=("$target") ;; esac
-    packed=$("$root/tests/images/pack.sh" "$name" "${arguments[@]}")
-    image[$name]=${packed%% *}
-    load_image "${image[$name]}" "${packed#* }"
+    "$root/tests/images/pack.sh" "$name" "${arguments[@]}" >"$work/$name" &
+    packing+=($!)
   done
+  for name in "${packing[@]}"; do wait "$name" || die "an image could not be packed"; done
+  for name in product demo kafka postgres; do
+    local archive
+    read -r "image[$name]" archive <"$work/$name"
+    load_image "${image[$name]}" "$archive"
+  done
+  rm -rf "$work"
   progress "the images are on the cluster"
 }
 
@@ -65,9 +74,19 @@ clear_earlier() {
   if kubectl get namespace "$application_namespace" >/dev/null 2>&1; then
     progress "removing the events of an earlier demo"
     ! kubectl get crd subscriptions.fanout.dev >/dev/null 2>&1 ||
-      social delete subscriptions.fanout.dev,fanouttopics.fanout.dev --all --timeout=60s >/dev/null
+      social delete subscriptions.fanout.dev,fanouttopics.fanout.dev --all --timeout="$patience" >/dev/null
   fi
-  kubectl delete namespace "$application_namespace" "$services_namespace" --ignore-not-found --timeout=120s >/dev/null
+  kubectl delete namespace "$application_namespace" "$services_namespace" --ignore-not-found --timeout="$patience" >/dev/null
+}
+
+# ready NAMESPACE DEPLOYMENT...
+ready() {
+  local namespace=$1
+  shift
+  kubectl --namespace "$namespace" rollout status "$@" --timeout="$patience" >/dev/null || {
+    kubectl --namespace "$namespace" get pods
+    die "not everything in the namespace $namespace became ready"
+  }
 }
 
 start_services() {
@@ -76,14 +95,15 @@ start_services() {
   for file in "$root"/tests/cluster/manifests/{kafka,postgres}.yaml; do
     sed -e "s|kafka:IMAGE|${image[kafka]}|; s|postgres:IMAGE|${image[postgres]}|" "$file" | kubectl --namespace "$services_namespace" apply -f - >/dev/null
   done
-  kubectl --namespace "$services_namespace" rollout status deployment/kafka deployment/postgres --timeout=120s >/dev/null
+  ready "$services_namespace" deployment/kafka deployment/postgres
   progress "Kafka and PostgreSQL run"
 }
 
 install_operator() {
   helm_cli upgrade --install "$release" "$root/charts/fanout-operator" --namespace "$operator_namespace" --create-namespace \
     --set image.registry= --set "image.repository=${image[product]%:*}" --set "image.tag=${image[product]##*:}" \
-    --set "egress.allowedCIDRs={$(cluster_ranges)}" --wait --timeout 120s >/dev/null
+    --set "egress.allowedCIDRs={$(cluster_ranges)}" --wait --timeout "$patience" >/dev/null ||
+    { kubectl --namespace "$operator_namespace" get pods; die "the operator does not run"; }
   progress "the operator is installed"
 }
 
@@ -123,8 +143,8 @@ YAML
 start_application() {
   sed "s|fanout-demo:IMAGE|${image[demo]}|" "$demo/manifests/application.yaml" | kubectl apply -f - >/dev/null
   kubectl apply -f "$demo/manifests/fanout.yaml" >/dev/null
-  social rollout status deployment/fast deployment/flaky deployment/slow --timeout=120s >/dev/null
-  social wait --for=condition=Ready fanouttopics.fanout.dev,subscriptions.fanout.dev --all --timeout=120s >/dev/null || {
+  ready "$application_namespace" deployment/fast deployment/flaky deployment/slow
+  social wait --for=condition=Ready fanouttopics.fanout.dev,subscriptions.fanout.dev --all --timeout="$patience" >/dev/null || {
     social get fanouttopics.fanout.dev,subscriptions.fanout.dev -o wide
     die "not everything became Ready"
   }
@@ -154,7 +174,7 @@ kill_worker() {
   container=${container#*://}
   before=$(restarts)
   case $context in
-  '') in_node ctr --address /run/node/containerd.sock --namespace k8s.io tasks kill --signal SIGKILL "$container" ;;
+  '') node_ctr tasks kill --signal SIGKILL "$container" ;;
   kind-*) docker exec "$node" ctr --namespace k8s.io tasks kill --signal SIGKILL "$container" ;;
   *)
     progress "no way to a process on the nodes of $context: the pod $pod is deleted without grace instead, so no restart is counted"
@@ -163,12 +183,12 @@ kill_worker() {
     ;;
   esac
   progress "SIGKILL to the container of $pod"
-  eventually 60 "the restart of $pod" restarted || die "$pod was not restarted"
+  eventually 120 "the restart of $pod" restarted || die "$pod was not restarted"
 }
 
 write_and_disturb() {
   social scale deployment/writer --replicas=1 >/dev/null
-  social rollout status deployment/writer --timeout=60s >/dev/null
+  ready "$application_namespace" deployment/writer
   progress "the writers write, for $write_seconds s and until the slow receiver is far behind"
   local stop=$((SECONDS + write_seconds)) late=$((SECONDS + 3 * write_seconds)) fault_at=$((SECONDS + 10)) shown='' killed=''
   while [ "$SECONDS" -lt "$stop" ] || { [ -z "$killed" ] && [ "$SECONDS" -lt "$late" ]; }; do
@@ -193,7 +213,7 @@ write_and_disturb() {
   [ -n "$shown" ] || progress "the slow receiver's DEPTH never was above 500 while the others' were below 100: $(depths)"
   progress "the writers stop: $(social logs deployment/writer --tail=1)"
   social scale deployment/writer --replicas=0 >/dev/null
-  social wait pod -l app=writer --for=delete --timeout=60s >/dev/null
+  social wait pod -l app=writer --for=delete --timeout="$patience" >/dev/null
 }
 
 judge() {

@@ -31,11 +31,17 @@ helm_cli() {
   "$program" "${arguments[@]}" "$@"
 }
 
+# containerd's client on the local cluster's node.
+node_ctr() { in_node ctr --address /run/node/containerd.sock --namespace k8s.io "$@"; }
+
 # load_image REFERENCE ARCHIVE: makes an image known to the cluster's nodes.
 load_image() {
   local reference=$1 archive=$2
   case $context in
-  '') in_node ctr --address /run/node/containerd.sock --namespace k8s.io images import - <"$archive" >/dev/null ;;
+  '')
+    # The tag is a hash of the content.
+    [ -n "$(node_ctr images ls --quiet "name==$reference")" ] || node_ctr images import - <"$archive" >/dev/null
+    ;;
   kind-*) kind load image-archive --name "${context#kind-}" "$archive" >/dev/null ;;
   minikube*) minikube image load --profile "$context" "$archive" >/dev/null ;;
   *)
