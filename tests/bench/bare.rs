@@ -75,8 +75,13 @@ pub(crate) async fn run(sandbox: &Sandbox, records: Vec<Record>) -> f64 {
             .client()
             .fetch_metadata(Some(&topic), Duration::from_secs(30))
             .unwrap();
+        let (warm_up, records) = records.split_at(records.len() / 100);
+        for record in warm_up {
+            send(&producer, &topic, record);
+        }
+        producer.flush(Duration::from_mins(5)).unwrap();
         let began = Instant::now();
-        for record in &records {
+        for record in records {
             send(&producer, &topic, record);
         }
         producer.flush(Duration::from_mins(5)).unwrap();

@@ -28,7 +28,7 @@ pub(crate) async fn fill(sandbox: &Sandbox, rows: usize) {
     }
 }
 
-/// Rows a second from the first published batch to the last.
+/// Rows a second from taking the ranges to the last acknowledgement.
 pub(crate) async fn run(sandbox: &Sandbox, rows: usize) -> f64 {
     let dir = sandbox.dir().join("bench-relay");
     std::fs::create_dir_all(&dir).unwrap();
@@ -52,22 +52,25 @@ pub(crate) async fn run(sandbox: &Sandbox, rows: usize) -> f64 {
     let stop = CancellationToken::new();
     let relay = tokio::spawn(fanout_relay::run(args, stop.clone()));
     let client = reqwest::Client::new();
-    let published = async || -> anyhow::Result<u64> {
+    let status = async || -> anyhow::Result<RelayStatus> {
         let url = format!("http://{}/status", std::fs::read_to_string(&address)?);
-        let status: RelayStatus =
-            serde_json::from_slice(&client.get(url).send().await?.bytes().await?)?;
-        Ok(status.published_total)
+        let answer = client.get(url).send().await?.bytes().await?;
+        Ok(serde_json::from_slice(&answer)?)
     };
-    let reach = async |count: u64| -> (u64, Instant) {
-        eventually(LIMIT, "rows are published", async || {
-            let published = published().await?;
-            anyhow::ensure!(published >= count, "{published} published");
+    let reach = async |what: &str, accept: fn(&RelayStatus, u64) -> bool| -> (u64, Instant) {
+        eventually(LIMIT, what, async || {
+            let status = status().await?;
+            let published = status.published_total;
+            anyhow::ensure!(accept(&status, rows as u64), "{published} published");
             anyhow::Ok((published, Instant::now()))
         })
         .await
     };
-    let (first, began) = reach(1).await;
-    let (last, ended) = reach(rows as u64).await;
+    let (first, began) = reach("ranges are owned", |status, _| !status.ranges.is_empty()).await;
+    let (last, ended) = reach("all is published", |status, rows| {
+        status.published_total >= rows
+    })
+    .await;
     stop.cancel();
     relay.await.unwrap().unwrap();
     f64::from(u32::try_from(last - first).unwrap()) / (ended - began).as_secs_f64()

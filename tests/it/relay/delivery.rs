@@ -102,7 +102,7 @@ async fn a_transaction_open_for_a_minute_delays_only_itself() {
                 }
                 ids.contains(&id)
                     .then_some(())
-                    .ok_or(format!("{} records", ids.len()))
+                    .ok_or_else(|| format!("{} records", ids.len()))
             },
         )
         .await;

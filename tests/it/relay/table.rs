@@ -115,9 +115,12 @@ async fn the_relay_has_the_rights_it_needs_and_no_others() {
         "truncate outbox",
     ] {
         let outcome = sqlx::raw_sql(forbidden).execute(&mut relay).await;
-        let code = outcome
-            .err()
-            .and_then(|error| error.as_database_error()?.code().map(|c| c.into_owned()));
+        let code = outcome.err().and_then(|error| {
+            error
+                .as_database_error()?
+                .code()
+                .map(std::borrow::Cow::into_owned)
+        });
         assert_eq!(code.as_deref(), Some("42501"), "{forbidden}");
     }
     let mut app = PgConnection::connect(&sandbox.app_url).await.unwrap();
