@@ -9,12 +9,6 @@
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
-# Whoever started the cluster may hold locks and pipes; they shall not stay open as long as it lives. 255 is this script.
-for descriptor in "/proc/$BASHPID/fd"/*; do
-  descriptor=${descriptor##*/}
-  if [ "$descriptor" -gt 2 ] && [ "$descriptor" != 255 ]; then exec {descriptor}>&-; fi
-done
-
 # /proc is still the machine's, so this is the number that the machine knows this process by.
 read -r pid _ </proc/self/stat
 printf '%s %s\n' "$pid" "$(identity "$pid")" >"$state/run/node.pid.new"

@@ -43,7 +43,14 @@ say "starting the local cluster"
 mkdir -p "$state/run/log"
 [ -e /proc/sys/net/bridge ] || modprobe br_netfilter || die "the kernel module br_netfilter is missing"
 
-setsid nohup unshare --mount --pid --fork --kill-child=KILL --net --ipc --uts "$here/node.sh" </dev/null >"$state/run/log/node.log" 2>&1 &
+(
+  # Locks and pipes of this shell and of whoever called it shall not stay open as long as the node lives. 255 is this script.
+  for descriptor in "/proc/$BASHPID/fd"/*; do
+    descriptor=${descriptor##*/}
+    if [ "$descriptor" -gt 2 ] && [ "$descriptor" != 255 ]; then exec {descriptor}>&-; fi
+  done
+  exec setsid nohup unshare --mount --pid --fork --kill-child=KILL --net --ipc --uts "$here/node.sh" </dev/null >"$state/run/log/node.log" 2>&1
+) &
 eventually 10 "the node's first process" node_pid || failed "the node's namespaces could not be made"
 pid=$(node_pid)
 
