@@ -15,7 +15,7 @@ suite_packages() { bash tests/packages.sh; }
 suite_format() { cargo fmt --all --check; }
 suite_lint() {
     cargo clippy --quiet --workspace --all-targets -- -D warnings &&
-        RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --document-private-items
+        RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --quiet --workspace --no-deps --document-private-items
 }
 suite_build() { cargo build --quiet --workspace --all-targets; }
 suite_unit() { cargo_test --lib --bins && cargo_test --doc; }

@@ -161,7 +161,7 @@ impl Attributes {
 
 /// `sequence` of an outbox id: zero-padded decimal.
 pub fn sequence(id: i64) -> String {
-    format!("{id:0width$}", width = SEQUENCE_DIGITS)
+    format!("{id:0SEQUENCE_DIGITS$}")
 }
 
 fn attribute<'a>(name: &str, value: &'a str) -> (String, &'a str) {

@@ -102,11 +102,10 @@ fn shorten(name: &str, max: usize) -> String {
 fn with_hash(name: &str, of: &str, max: usize) -> String {
     const HASH: usize = 8;
     let digest = Sha256::digest(of.as_bytes());
-    let hash: String = digest
+    let hash = digest
         .iter()
         .take(HASH / 2)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+        .fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
     let kept: String = name.chars().take(max - HASH - 1).collect();
     format!("{}-{hash}", kept.trim_end_matches(['-', '.']))
 }

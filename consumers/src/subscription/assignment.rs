@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 const COMMIT: Duration = Duration::from_secs(1);
 /// Wait after a commit that failed.
 const COMMIT_RETRY: Duration = Duration::from_millis(500);
-/// A commit whose answer has not come by then counts as failed.
-const COMMIT_ANSWER: Duration = Duration::from_secs(30);
+/// A commit without an answer by then never gets one: a client that lost its coordinator may wait for ever.
+const COMMIT_ANSWER: Duration = Duration::from_mins(1);
 /// Wait between questions where partitions begin.
 const ASK: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(15));
+/// A client that has not learned by then where its partitions begin is started anew.
+const ASKED_LONG: Duration = Duration::from_mins(2);
 
 /// One partition that is read.
 pub(super) struct Partition {
@@ -58,6 +60,8 @@ pub(super) struct Assignment {
 pub(super) enum Step {
     /// Partitions were taken over, or the client refuses to.
     Assigned(KafkaResult<Vec<Taken>>),
+    /// Where partitions begin could not be found out.
+    Unknown,
     /// Partitions were given back.
     Unassigned(KafkaResult<()>),
 }
@@ -248,6 +252,13 @@ impl Session<'_> {
                         .insert(partition, partition_state);
                 }
             }
+            Step::Unknown => {
+                tracing::warn!(
+                    subscription = name,
+                    "positions can't be read, starting anew"
+                );
+                self.fail(Instant::now());
+            }
             Step::Unassigned(result) => {
                 if let Some(draining) = self.assignment.draining.take() {
                     for partition in &draining.partitions {
@@ -273,9 +284,13 @@ impl Session<'_> {
             if now < *begun + COMMIT_ANSWER {
                 return;
             }
-            tracing::warn!(subscription = name, "a commit was never answered");
+            tracing::warn!(
+                subscription = name,
+                "a commit is never answered, starting anew"
+            );
             self.subscription.series.commit_failure();
             assignment.committing = None;
+            return self.fail(now);
         }
         if now < assignment.not_before || (now < assignment.next_commit && !urgent) {
             return;
@@ -330,8 +345,8 @@ impl Session<'_> {
     }
 }
 
-/// Finds out where `partitions` begin and takes them. Asks until there is an answer: a partition must not be read
-/// from a guessed position, and the client waits as long as it takes.
+/// Finds out where `partitions` begin and takes them. Asks for long: a partition must not be read from a guessed
+/// position, and the client waits meanwhile.
 async fn take_over(
     source: Source,
     partitions: Vec<i32>,
@@ -340,11 +355,15 @@ async fn take_over(
     subscription: String,
 ) -> Step {
     let mut backoff = Backoff::new(ASK.0, ASK.1);
+    let asked = Instant::now();
     let positions = loop {
         match positions(&source, &partitions).await {
             Ok(positions) => break positions,
             Err(error) => {
                 tracing::warn!(subscription, %error, "positions can't be read yet");
+                if asked.elapsed() > ASKED_LONG {
+                    return Step::Unknown;
+                }
                 tokio::time::sleep(backoff.next_delay()).await;
             }
         }

@@ -157,13 +157,17 @@ impl<'s> Session<'s> {
                     fault,
                     "the Kafka client failed, starting anew"
                 );
-                // Its partitions may be another's already: nothing more to finish or to commit.
-                self.ending = Some(Ending {
-                    how: Ended::Restart,
-                    deadline: now.checked_sub(SETTLE).unwrap_or(now),
-                });
+                self.fail(now);
             }
         }
+    }
+
+    /// Gives the client up, and starts anew unless it is to stop. Its partitions may be another's already: nothing more to finish or to commit.
+    pub(super) fn fail(&mut self, now: Instant) {
+        self.ending = Some(Ending {
+            how: self.ending.map_or(Ended::Restart, |ending| ending.how),
+            deadline: now.checked_sub(SETTLE).unwrap_or(now),
+        });
     }
 
     /// Begins to end. What is under way may finish, nothing new starts.

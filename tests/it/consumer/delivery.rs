@@ -218,9 +218,8 @@ async fn a_hopeless_answer_gets_three_attempts() {
     assert_eq!(scene.hook.requests(), 3);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn records_of_any_form_are_delivered_or_dead_lettered_and_never_stop_the_rest() {
-    let scene = Scene::new("c_odd", behave::ok()).await;
+/// Appends six records that are no CloudEvents or can't be sent, and four odd CloudEvents: tombstone, bytes, twice, lines.
+async fn append_odd_records(log: &Log) {
     let id = |id: &'static str, more: &[(&'static str, Option<&'static [u8]>)]| {
         let mut pairs = vec![
             ("ce_specversion", Some(&b"1.0"[..])),
@@ -231,56 +230,38 @@ async fn records_of_any_form_are_delivered_or_dead_lettered_and_never_stop_the_r
         pairs.extend_from_slice(more);
         Some(headers(&pairs))
     };
+    let json: Option<&[u8]> = Some(b"{}");
     // No CloudEvents.
-    scene.log.raw(None, None, None).await;
-    scene
-        .log
-        .raw(Some(b"k"), Some(b"{}"), Some(headers(&[("x", None)])))
-        .await;
-    scene.log.raw(None, Some(b"{}"), id("", &[])).await;
-    scene
-        .log
-        .raw(
-            None,
-            Some(b"{}"),
-            id("bad", &[("ce_subject", Some(b"\xff"))]),
-        )
-        .await;
-    scene
-        .log
-        .raw(
-            None,
-            Some(b"{}"),
-            id("bad", &[("ce_specversion", Some(b"0.3"))]),
-        )
-        .await;
+    log.raw(None, None, None).await;
+    let nameless = Some(headers(&[("x", None)]));
+    log.raw(Some(b"k"), json, nameless).await;
+    log.raw(None, json, id("", &[])).await;
+    let not_utf8 = [("ce_subject", Some(&b"\xff"[..]))];
+    log.raw(None, json, id("bad", &not_utf8)).await;
+    let other_version = [("ce_specversion", Some(&b"0.3"[..]))];
+    log.raw(None, json, id("bad", &other_version)).await;
     // An event that no HTTP header can carry.
-    scene
-        .log
-        .raw(
-            None,
-            Some(b"{}"),
-            id("bad", &[("content-type", Some(b"a\nb"))]),
-        )
-        .await;
+    let line_break = [("content-type", Some(&b"a\nb"[..]))];
+    log.raw(None, json, id("bad", &line_break)).await;
     // CloudEvents.
-    scene.log.raw(None, None, id("tombstone", &[])).await;
-    scene
-        .log
-        .raw(
-            Some(b"\xff\xfe"),
-            Some(b"\xff"),
-            id("bytes", &[("ce_x y", Some(b"1"))]),
-        )
+    log.raw(None, None, id("tombstone", &[])).await;
+    let blank = [("ce_x y", Some(&b"1"[..]))];
+    log.raw(Some(b"\xff\xfe"), Some(b"\xff"), id("bytes", &blank))
         .await;
     let twice = [
         ("ce_a", Some(&b"1"[..])),
         ("ce_a", Some(b"2")),
         ("ce_", None),
     ];
-    scene.log.raw(None, Some(b"{}"), id("twice", &twice)).await;
+    log.raw(None, json, id("twice", &twice)).await;
     let lines = [("ce_subject", Some(&b"a\r\nx-evil: 1"[..]))];
-    scene.log.raw(None, Some(b"{}"), id("lines", &lines)).await;
+    log.raw(None, json, id("lines", &lines)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn records_of_any_form_are_delivered_or_dead_lettered_and_never_stop_the_rest() {
+    let scene = Scene::new("c_odd", behave::ok()).await;
+    append_odd_records(&scene.log).await;
     let _consumer = scene.consumer("pool-0").await;
     scene
         .arrive(&["tombstone", "bytes", "twice", "lines"].map(str::to_owned))

@@ -108,7 +108,9 @@ impl Log {
             .send_result(record)
             .map_err(|(error, _)| error)
             .unwrap();
-        async move { drop(sent.await.unwrap().unwrap()) }
+        async move {
+            sent.await.unwrap().unwrap();
+        }
     }
 
     /// Appends a record of any form to partition 0.
