@@ -39,7 +39,7 @@ kubeconfig: ## print the path of its kubeconfig
 
 .PHONY: bench
 bench: ## measure, and print a table
-	cargo run --quiet --release -p fanout-tests --bin fanout-bench
+	cargo bench --quiet --workspace --bench bench
 
 .PHONY: generate
 generate: ## write the files that are made from code: CRDs, chart copies, manifests
