@@ -453,6 +453,16 @@ async fn a_second_operator_takes_over_and_writes_nothing(
 
 /// Waits until the operator has written nothing for a while.
 async fn settled(cluster: &Cluster, namespace: &str) {
+    // Observation comes after configuration: the first depth of each is a write that has to be over.
+    for name in ["plain", "alone", "refused", "unlabelled", "no-key"] {
+        eventually(LIMIT, "the depth is known", async || {
+            let found: Subscription = cluster.get(namespace, name).await?;
+            let depth = found.status.and_then(|status| status.depth);
+            anyhow::ensure!(depth.is_some(), "{name} has none");
+            anyhow::Ok(())
+        })
+        .await;
+    }
     let mut before = (usize::MAX, std::time::Instant::now());
     eventually(LIMIT, "the operator is quiet", async || {
         let writes = cluster.operator_writes(0, namespace).len();

@@ -272,27 +272,19 @@ async fn both_branches_use_the_index_with_stale_statistics_and_as_a_generic_plan
     )
     .await;
     let outbox = source(&sandbox).await.outbox;
-    let old = Snapshot::new(
-        value(&sandbox, "select pg_current_snapshot()")
-            .await
-            .unwrap(),
-    );
     let mut connection = PgConnection::connect(&sandbox.url).await.unwrap();
-    // One transaction that was running and ended, with a few rows.
-    let old = Snapshot::new(
-        old.as_str()
-            .split(':')
-            .next()
-            .map_or_else(String::new, |xmin| {
-                let next: u64 = xmin.parse::<u64>().unwrap() + 1;
-                format!("{xmin}:{next}:{xmin}")
-            }),
-    );
+    // One transaction that was running and has ended, with a few rows. Other tests' transactions may be running: nothing
+    // of the server's own snapshot will do.
     execute(
         &sandbox,
         "insert into outbox (topic, type) select 'posts', 't' from generate_series(1, 5)",
     )
     .await;
+    let ended = value(&sandbox, "select xid from outbox order by id desc limit 1")
+        .await
+        .unwrap();
+    let next = ended.parse::<u64>().unwrap() + 1;
+    let old = Snapshot::new(format!("{ended}:{next}:{ended}"));
     let literal = snapshot::poll(&outbox, ALL, &old.sql(), LIMITS);
     let generic = snapshot::poll(&outbox, ALL, "$1", LIMITS);
     let prepare =
