@@ -163,6 +163,9 @@ apart() {
   done
 }
 
+# True when every Subscription says that nothing waits.
+drained() { [ -z "$(depths | xargs -n1 | grep -v '=0$')" ]; }
+
 # kill_worker DEPLOYMENT: SIGKILL for one of its containers, from outside.
 kill_worker() {
   local pod container node before
@@ -219,6 +222,8 @@ write_and_disturb() {
 judge() {
   local status=0
   demo_program report --wait-seconds "$drain_seconds" || status=$?
+  # The columns follow a change within seconds.
+  eventually 30 "the columns" drained || true
   social get fanouttopics.fanout.dev,subscriptions.fanout.dev
   printf '\n'
   social get pods

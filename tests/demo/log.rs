@@ -46,6 +46,8 @@ impl LogArgs {
             .set("group.id", group)
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
+            // A connection's requests are answered in turn: a fetch that waits holds up the questions behind it.
+            .set("fetch.wait.max.ms", "20")
             .create()?)
     }
 }
@@ -153,29 +155,44 @@ fn record(message: &BorrowedMessage<'_>) -> Record {
     }
 }
 
-/// What a group has committed in each partition; a partition without a commit is at 0.
-pub(crate) fn committed(
-    args: &LogArgs,
-    group: &str,
-    partitions: impl Iterator<Item = i32>,
-) -> anyhow::Result<HashMap<i32, i64>> {
-    let topic = args.kafka_topic();
-    let mut wanted = TopicPartitionList::new();
-    for partition in partitions {
-        wanted.add_partition(&topic, partition);
-    }
-    let consumer = args.consumer(group)?;
-    let committed = consumer
-        .committed_offsets(wanted, TIMEOUT)
-        .with_context(|| format!("offsets of group {group}"))?;
-    Ok(committed
-        .elements()
-        .iter()
-        .map(|element| match element.offset() {
-            Offset::Offset(offset) => (element.partition(), offset),
-            _ => (element.partition(), 0),
+/// A group's positions. Asks without joining.
+pub(crate) struct Group {
+    consumer: BaseConsumer,
+    topic: String,
+    name: String,
+}
+
+impl Group {
+    pub(crate) fn new(args: &LogArgs, name: &str) -> anyhow::Result<Self> {
+        Ok(Self {
+            consumer: args.consumer(name)?,
+            topic: args.kafka_topic(),
+            name: name.to_owned(),
         })
-        .collect())
+    }
+
+    /// What it has committed in each partition; a partition without a commit is at 0.
+    pub(crate) fn committed(
+        &self,
+        partitions: impl Iterator<Item = i32>,
+    ) -> anyhow::Result<HashMap<i32, i64>> {
+        let mut wanted = TopicPartitionList::new();
+        for partition in partitions {
+            wanted.add_partition(&self.topic, partition);
+        }
+        let committed = self
+            .consumer
+            .committed_offsets(wanted, TIMEOUT)
+            .with_context(|| format!("offsets of group {}", self.name))?;
+        Ok(committed
+            .elements()
+            .iter()
+            .map(|element| match element.offset() {
+                Offset::Offset(offset) => (element.partition(), offset),
+                _ => (element.partition(), 0),
+            })
+            .collect())
+    }
 }
 
 /// Ids of the records that a group has not completed.

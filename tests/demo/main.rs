@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let result = match fanout_runtime::telemetry::init(
         fanout_runtime::telemetry::LogFormat::Text,
-        "info,rdkafka=error,sqlx=warn",
+        "info,rdkafka=error,sqlx=error",
     ) {
         Ok(()) => run(args.command).await,
         Err(error) => Err(error.into()),

@@ -2,11 +2,11 @@
 
 use crate::database::DatabaseArgs;
 use crate::event::SUBSCRIPTIONS;
-use crate::log::{self, LogArgs, Reader};
+use crate::log::{self, Group, LogArgs, Reader};
 use fanout_contract::names;
 use fanout_tests::verdict::{self, Event, Evidence, Verdict};
 use sqlx::postgres::PgPool;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -102,9 +102,9 @@ fn evidence(
 /// again; the last look must have succeeded.
 fn drain(args: &LogArgs, ids: &HashSet<String>, wait: Duration) -> anyhow::Result<Progress> {
     let started = Instant::now();
-    let mut readers = None;
+    let mut clients = None;
     loop {
-        let seen = look(args, ids, &mut readers);
+        let seen = look(args, ids, &mut clients);
         let time = format!(
             "{} s of at most {} s",
             started.elapsed().as_secs(),
@@ -144,22 +144,42 @@ fn describe(depths: &[i64]) -> String {
     pairs.join(" ")
 }
 
+/// Everything that asks Kafka.
+struct Clients {
+    events: Reader,
+    dead: Reader,
+    /// In the order of [`SUBSCRIPTIONS`].
+    groups: Vec<Group>,
+}
+
+impl Clients {
+    fn new(args: &LogArgs) -> anyhow::Result<Self> {
+        let topic = args.kafka_topic();
+        let group = |(name, _): &(&str, _)| {
+            let id = names::group_id("", &args.namespace, name);
+            Group::new(args, &id)
+        };
+        Ok(Self {
+            events: Reader::new(args, &topic)?,
+            dead: Reader::new(args, &names::dead_letter_topic(&topic))?,
+            groups: SUBSCRIPTIONS.iter().map(group).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
 fn look(
     args: &LogArgs,
     ids: &HashSet<String>,
-    readers: &mut Option<(Reader, Reader)>,
+    clients: &mut Option<Clients>,
 ) -> anyhow::Result<Progress> {
-    let (events, dead) = if let Some(readers) = readers {
-        readers
-    } else {
-        let topic = args.kafka_topic();
-        let events = Reader::new(args, &topic)?;
-        let dead = Reader::new(args, &names::dead_letter_topic(&topic))?;
-        readers.insert((events, dead))
+    let clients = match clients {
+        Some(clients) => clients,
+        none @ None => none.insert(Clients::new(args)?),
     };
-    let ends = events.catch_up()?;
-    dead.catch_up()?;
-    let published: HashSet<&str> = events.records.iter().map(|r| r.id.as_str()).collect();
+    let ends = clients.events.catch_up()?;
+    clients.dead.catch_up()?;
+    let records = &clients.events.records;
+    let published: HashSet<&str> = records.iter().map(|r| r.id.as_str()).collect();
     let mut progress = Progress {
         unpublished: ids
             .iter()
@@ -167,18 +187,13 @@ fn look(
             .count(),
         ..Progress::default()
     };
-    for (name, _) in SUBSCRIPTIONS {
-        let group = names::group_id("", &args.namespace, name);
-        let committed: HashMap<i32, i64> = log::committed(args, &group, ends.keys().copied())?;
+    for ((name, _), group) in SUBSCRIPTIONS.iter().zip(&clients.groups) {
+        let committed = group.committed(ends.keys().copied())?;
         progress.depths.push(log::depth(&ends, &committed));
-        progress
-            .queued
-            .push(log::ahead(&events.records, &committed));
+        progress.queued.push(log::ahead(records, &committed));
         let subscription = format!("{}/{name}", args.namespace);
-        let given_up = dead
-            .records
-            .iter()
-            .filter(|r| r.subscription == subscription);
+        let given_up = clients.dead.records.iter();
+        let given_up = given_up.filter(|r| r.subscription == subscription);
         progress
             .dead_lettered
             .push(given_up.map(|r| r.id.clone()).collect());
