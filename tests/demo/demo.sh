@@ -31,8 +31,10 @@ secret() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 
 build() {
   progress "building the programs"
+  # The same folder and the same selection of packages as the tests', so that nothing is built twice.
+  export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$cache/target}
   (cd "$root" && cargo build --quiet --workspace --bins)
-  target=${CARGO_TARGET_DIR:-$root/target}/debug
+  target=$CARGO_TARGET_DIR/debug
 }
 
 start_cluster() {
