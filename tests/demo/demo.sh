@@ -31,9 +31,9 @@ secret() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 
 build() {
   progress "building the programs"
-  # The same folder and the same selection of packages as the tests', so that nothing is built twice.
+  # The same folder, packages and targets as for the tests: another selection has other features and is built anew.
   export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$cache/target}
-  (cd "$root" && cargo build --quiet --workspace --bins)
+  (cd "$root" && cargo build --quiet --workspace --all-targets)
   target=$CARGO_TARGET_DIR/debug
 }
 
