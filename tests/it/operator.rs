@@ -417,6 +417,7 @@ async fn a_second_operator_takes_over_and_writes_nothing(
     namespace: &str,
     first: cluster::Operator,
 ) {
+    depths_are_known(cluster, namespace).await;
     settled(cluster, namespace).await;
     let second = cluster.operator("second").await;
     first.stop().await;
@@ -451,9 +452,8 @@ async fn a_second_operator_takes_over_and_writes_nothing(
     second.stop().await;
 }
 
-/// Waits until the operator has written nothing for a while.
-async fn settled(cluster: &Cluster, namespace: &str) {
-    // Observation comes after configuration: the first depth of each is a write that has to be over.
+/// Observation comes after configuration: the first depth of each Subscription is a write that has to be over.
+async fn depths_are_known(cluster: &Cluster, namespace: &str) {
     for name in ["plain", "alone", "refused", "unlabelled", "no-key"] {
         eventually(LIMIT, "the depth is known", async || {
             let found: Subscription = cluster.get(namespace, name).await?;
@@ -463,6 +463,10 @@ async fn settled(cluster: &Cluster, namespace: &str) {
         })
         .await;
     }
+}
+
+/// Waits until the operator has written nothing for a while.
+async fn settled(cluster: &Cluster, namespace: &str) {
     let mut before = (usize::MAX, std::time::Instant::now());
     eventually(LIMIT, "the operator is quiet", async || {
         let writes = cluster.operator_writes(0, namespace).len();
