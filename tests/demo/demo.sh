@@ -78,7 +78,13 @@ clear_earlier() {
     ! kubectl get crd subscriptions.fanout.dev >/dev/null 2>&1 ||
       social delete subscriptions.fanout.dev,fanouttopics.fanout.dev --all --timeout="$patience" >/dev/null
   fi
-  kubectl delete namespace "$application_namespace" "$services_namespace" --ignore-not-found --timeout="$patience" >/dev/null
+  kubectl delete namespace "$application_namespace" "$services_namespace" --ignore-not-found --wait=false >/dev/null
+  for namespace in "$application_namespace" "$services_namespace"; do
+    # Nobody needs what they could still do: PostgreSQL would wait for its clients.
+    kubectl --namespace "$namespace" delete pods --all --grace-period=1 --wait=false >/dev/null 2>&1 || true
+  done
+  kubectl wait namespace "$application_namespace" "$services_namespace" --for=delete --timeout="$patience" >/dev/null 2>&1 ||
+    die "the namespaces of an earlier demo do not end"
 }
 
 # ready NAMESPACE DEPLOYMENT...
@@ -166,7 +172,7 @@ apart() {
 }
 
 # True when every Subscription says that nothing waits.
-drained() { [ -z "$(depths | xargs -n1 | grep -v '=0$')" ]; }
+drained() { ! depths | xargs -n1 | grep -qv '=0$'; }
 
 # kill_worker DEPLOYMENT: SIGKILL for one of its containers, from outside.
 kill_worker() {
@@ -247,8 +253,10 @@ look_around() {
 
 build
 start_cluster
+clear_earlier &
+clearing=$!
 load_images
-clear_earlier
+wait "$clearing" || exit 1
 start_services
 install_operator
 prepare_database

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Time between two looks.
-const LOOK: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_secs(4);
 
 /// Arguments of `report`.
 #[derive(Debug, clap::Args)]
