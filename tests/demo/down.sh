@@ -4,6 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 
 if [ -z "$context" ]; then
+  use_cluster_alone "$0" "$@"
   exec "$root/tests/cluster/down.sh"
 fi
 for namespace in "$application_namespace" "$services_namespace"; do
