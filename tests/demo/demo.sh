@@ -247,7 +247,7 @@ look_around() {
   [ -z "$context" ] || option=" --context $context"
   printf '  kubectl%s --namespace %s get fanouttopics,subscriptions.fanout.dev,pods\n' "$option" "$application_namespace"
   printf '  kubectl%s --namespace %s scale deployment/writer --replicas=1    # write again\n' "$option" "$application_namespace"
-  printf '  make demo-down                                                     # remove everything\n'
+  printf '  %smake demo-down    # remove everything\n' "${context:+FANOUT_CONTEXT=$context }"
 }
 
 build

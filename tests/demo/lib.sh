@@ -63,5 +63,5 @@ cluster_ranges() {
 
 # Whatever else lives on the cluster is not the demo's to delete.
 demo_label=fanout.dev/demo
-make_namespace() { printf '{apiVersion: v1, kind: Namespace, metadata: {name: %s, labels: {%s: "true"}}}' "$1" "$demo_label" | kubectl create -f - >/dev/null; }
+make_namespace() { printf 'apiVersion: v1\nkind: Namespace\nmetadata: {name: %s, labels: {%s: "true"}}\n' "$1" "$demo_label" | kubectl create -f - >/dev/null; }
 is_ours() { [ "$(kubectl get namespace "$1" -o "jsonpath={.metadata.labels.fanout\.dev/demo}" 2>/dev/null)" = true ]; }
