@@ -3,6 +3,8 @@
 
 mod cluster;
 mod flows;
+mod kubelet;
+mod live;
 mod played;
 mod repairs;
 

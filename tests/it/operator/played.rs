@@ -34,28 +34,25 @@ impl Drop for Played {
     }
 }
 
+/// The files in the volume of a worker, as its ConfigMap and Secret make them.
+pub(super) fn volume(config_map: ConfigMap, secret: Secret) -> BTreeMap<String, Vec<u8>> {
+    let texts = config_map.data.unwrap_or_default().into_iter();
+    let values = secret.data.unwrap_or_default().into_iter();
+    texts
+        .map(|(name, text)| (name, text.into_bytes()))
+        .chain(values.map(|(name, value)| (name, value.0)))
+        .collect()
+}
+
 /// The files in a worker's volume.
 pub(crate) async fn files(
     cluster: &Cluster,
     namespace: &str,
     worker: &str,
 ) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
-    let config_map: ConfigMap = cluster.get(namespace, worker).await?;
-    let secret: Secret = cluster.get(namespace, worker).await?;
-    let mut files: BTreeMap<String, Vec<u8>> = config_map
-        .data
-        .unwrap_or_default()
-        .into_iter()
-        .map(|(name, text)| (name, text.into_bytes()))
-        .collect();
-    files.extend(
-        secret
-            .data
-            .unwrap_or_default()
-            .into_iter()
-            .map(|(name, value)| (name, value.0)),
-    );
-    Ok(files)
+    let config_map = cluster.get(namespace, worker).await?;
+    let secret = cluster.get(namespace, worker).await?;
+    Ok(volume(config_map, secret))
 }
 
 /// The configuration of a consumer.

@@ -45,6 +45,12 @@ impl<'a> Checker<'a> {
         Self { sandbox, rows }
     }
 
+    /// For writers of the caller's own, whose journals were looked at before.
+    pub async fn of_outbox(sandbox: &'a Sandbox) -> Self {
+        let rows = outbox::read(sandbox.pool(), &sandbox.topic_name).await;
+        Self { sandbox, rows }
+    }
+
     /// What was committed.
     pub fn rows(&self) -> &[Row] {
         &self.rows
@@ -84,11 +90,7 @@ impl<'a> Checker<'a> {
         } else {
             Form::Json
         };
-        let keys: HashMap<&str, Option<&str>> = self
-            .rows
-            .iter()
-            .map(|row| (row.event_id.as_str(), row.key.as_deref()))
-            .collect();
+        let keys = self.keys();
         // What is delivered while this reads must not look lost: positions first, deliveries last.
         let committed_offsets = self.committed_offsets(&subscription.group_id).await;
         let log = Log::read(&self.sandbox.bootstrap, &self.sandbox.kafka_topic).await;
@@ -116,6 +118,22 @@ impl<'a> Checker<'a> {
         })
     }
 
+    /// Judges what `receiver` accepted against everything committed, of one topic whose records nobody looks at.
+    pub async fn judge_deliveries(&self, receiver: &Receiver) -> Verdict {
+        let keys = self.keys();
+        let accepted = received::accepted(self.sandbox.pool(), receiver.name()).await;
+        let seen = accepted.into_iter().map(|request| {
+            let key = keys.get(request.id.as_str()).copied().flatten();
+            request.event(key, Form::Exact)
+        });
+        verdict::judge(&Evidence {
+            committed: self.committed(Form::Exact),
+            seen: seen.collect(),
+            ordered: true,
+            ..Evidence::default()
+        })
+    }
+
     /// Judges again and again until nothing is missing or queued, or nothing more arrived for `limit`; returns the
     /// last verdict. Slow is no fault, standing still is.
     pub async fn settle(limit: Duration, mut judge: impl AsyncFnMut() -> Verdict) -> Verdict {
@@ -137,6 +155,12 @@ impl<'a> Checker<'a> {
 
     async fn committed_offsets(&self, group: &str) -> HashMap<i32, i64> {
         log::committed(&self.sandbox.bootstrap, group, &self.sandbox.kafka_topic).await
+    }
+
+    fn keys(&self) -> HashMap<&str, Option<&str>> {
+        let rows = self.rows.iter();
+        rows.map(|row| (row.event_id.as_str(), row.key.as_deref()))
+            .collect()
     }
 
     fn committed(&self, form: Form) -> Vec<Event> {

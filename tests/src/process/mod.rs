@@ -1,6 +1,9 @@
 //! The project's own binaries as processes: configured, watched, stopped, killed and looked into.
 
 mod config_dir;
+mod hosted;
+
+pub use hosted::Hosted;
 
 use crate::services::child::{self, Process, Signal, Spec};
 use crate::services::{dirs, say};
@@ -38,8 +41,6 @@ const SHOWN_LINES: usize = 80;
 pub trait Binary {
     /// File name of the program.
     const NAME: &'static str;
-    /// Folder of its sources.
-    const FOLDER: &'static str;
     /// Its configuration file.
     type Config: Serialize;
     /// Its `/status` document.
@@ -55,14 +56,12 @@ pub struct ConsumerBinary;
 
 impl Binary for RelayBinary {
     const NAME: &'static str = "fanout-relay";
-    const FOLDER: &'static str = "relay";
     type Config = RelayConfig;
     type Status = RelayStatus;
 }
 
 impl Binary for ConsumerBinary {
     const NAME: &'static str = "fanout-consumers";
-    const FOLDER: &'static str = "consumers";
     type Config = ConsumerConfig;
     type Status = ConsumerStatus;
 }
@@ -100,7 +99,7 @@ impl<B: Binary> Worker<B> {
         let files = with_config(config, files);
         config_dir.replace(&files).expect("files can be written");
         fanout_runtime::tls::install_ring_provider();
-        let process = spawn::<B>(instance, &dir, config_dir.path());
+        let process = spawn(&program(B::NAME), instance, &dir, config_dir.path());
         let mut worker = Self {
             instance: instance.to_owned(),
             dir,
@@ -126,7 +125,12 @@ impl<B: Binary> Worker<B> {
             "{} still runs",
             self.instance
         );
-        self.process = spawn::<B>(&self.instance, &self.dir, self.config.path());
+        self.process = spawn(
+            &program(B::NAME),
+            &self.instance,
+            &self.dir,
+            self.config.path(),
+        );
         self.wait_for_admin().await;
     }
 
@@ -294,11 +298,11 @@ fn secrets_in(contents: &[u8]) -> Vec<String> {
     secrets
 }
 
-fn spawn<B: Binary>(instance: &str, dir: &Path, config: &Path) -> Process {
+fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path) -> Process {
     let address_file = dir.join("admin-addr");
     // What an earlier process wrote there is not the new one's address.
     std::fs::remove_file(&address_file).ok();
-    Spec::new(program::<B>(), dir, &dir.join("log"))
+    Spec::new(program, dir, &dir.join("log"))
         .args(["--config-dir".as_ref(), config.as_os_str()])
         .args(["--instance", instance, "--admin-addr", "127.0.0.1:0"])
         .args(["--admin-addr-file".as_ref(), address_file.as_os_str()])
@@ -309,31 +313,35 @@ fn spawn<B: Binary>(instance: &str, dir: &Path, config: &Path) -> Process {
             "debug,hyper=info,rustls=info",
         ])
         .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error:#}", B::NAME))
+        .unwrap_or_else(|error| panic!("{}: {error:#}", program.display()))
 }
 
-/// The binary that Cargo built beside this test.
-fn program<B: Binary>() -> PathBuf {
+/// The binary `name` that Cargo built beside this test.
+fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");
     let program = test
         .ancestors()
         .nth(2)
         .expect("tests are built into a folder of the target folder")
-        .join(B::NAME);
+        .join(name);
     let Ok(built) = std::fs::metadata(&program).and_then(|meta| meta.modified()) else {
         panic!(
             "{} is missing: run `cargo build --workspace` first",
             program.display()
         );
     };
-    if let Some(source) = newer_source(B::FOLDER, built) {
+    if let Some(source) = newer_source(folder(name), built) {
         say(&format!(
-            "{} is older than {}: run `cargo build --workspace`",
-            B::NAME,
+            "{name} is older than {}: run `cargo build --workspace`",
             source.display()
         ));
     }
     program
+}
+
+/// Folder of a program's sources: the packages are called after it.
+fn folder(program: &str) -> &str {
+    program.strip_prefix("fanout-").unwrap_or(program)
 }
 
 fn newer_source(folder: &str, built: SystemTime) -> Option<PathBuf> {
