@@ -53,7 +53,7 @@ struct Running {
 
 impl Kubelet {
     /// Runs the worker Deployments that `namespace` has and gets.
-    pub(crate) async fn start(cluster: &Cluster, namespace: &str) -> Self {
+    pub(crate) fn start(cluster: &Cluster, namespace: &str) -> Self {
         let node = Arc::new(Mutex::new(Node::default()));
         let manager = Manager {
             client: cluster.client.clone(),

@@ -30,7 +30,7 @@ impl Live {
     pub(crate) async fn start(cluster: &Cluster, test: &str) -> Self {
         let sandbox = Sandbox::new(test).await;
         let namespace = cluster.server.namespace("live").await;
-        let kubelet = Kubelet::start(cluster, &namespace).await;
+        let kubelet = Kubelet::start(cluster, &namespace);
         let live = Self {
             namespace,
             sandbox,
@@ -38,7 +38,7 @@ impl Live {
         };
         cluster.apply(&live.namespace, &live.credentials()).await;
         cluster
-            .apply(&live.namespace, &live.topic(&cluster.bootstrap))
+            .apply(&live.namespace, &Self::topic(&cluster.bootstrap))
             .await;
         live
     }
@@ -57,7 +57,7 @@ stringData: {{url: '{}'}}
     }
 
     /// FanoutTopic `posts`.
-    pub(crate) fn topic(&self, bootstrap: &str) -> String {
+    pub(crate) fn topic(bootstrap: &str) -> String {
         format!(
             "
 apiVersion: fanout.dev/v1alpha1
