@@ -65,6 +65,15 @@ pub async fn run(args: Args, shutdown: CancellationToken) -> anyhow::Result<()> 
     result
 }
 
+/// Every metric of a worker, with a series for each value of its closed labels: what docs/reference/metrics.md is made
+/// from.
+///
+/// # Errors
+/// The metrics can't be encoded.
+pub fn sample_metrics() -> Result<String, std::fmt::Error> {
+    metrics::sample()
+}
+
 fn admin(registry: Registry, board: &Arc<Board>) -> Admin {
     let (ready, live, status) = (Arc::clone(board), Arc::clone(board), Arc::clone(board));
     Admin {

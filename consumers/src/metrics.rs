@@ -137,6 +137,45 @@ impl Metrics {
     }
 }
 
+/// Outcomes of attempts, all of them.
+const ATTEMPTS: [Attempt; 5] = [
+    Attempt::Delivered,
+    Attempt::Failed,
+    Attempt::Paused,
+    Attempt::Gone,
+    Attempt::Refused,
+];
+/// Outcomes of events, all of them.
+const OUTCOMES: [Outcome; 4] = [
+    Outcome::Delivered,
+    Outcome::Filtered,
+    Outcome::FilterError,
+    Outcome::DeadLettered,
+];
+
+/// What `/metrics` shows of a subscription to which everything happened.
+///
+/// # Errors
+/// The metrics can't be encoded.
+pub(crate) fn sample() -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::default();
+    let metrics = Metrics::register("namespace", &mut registry);
+    let series = metrics.subscription("subscription");
+    for outcome in ATTEMPTS {
+        series.attempt(outcome, Duration::ZERO);
+    }
+    for outcome in OUTCOMES {
+        series.event(outcome);
+    }
+    series.held(0, 0);
+    series.expired(0);
+    series.rebalance();
+    series.commit_failure();
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
 /// Series of one subscription.
 pub(crate) struct Series {
     metrics: Arc<Metrics>,
@@ -211,21 +250,10 @@ impl Series {
 impl Drop for Series {
     fn drop(&mut self) {
         let metrics = &self.metrics;
-        for outcome in [
-            Attempt::Delivered,
-            Attempt::Failed,
-            Attempt::Paused,
-            Attempt::Gone,
-            Attempt::Refused,
-        ] {
+        for outcome in ATTEMPTS {
             metrics.attempts.remove(&self.attempt_labels(outcome));
         }
-        for outcome in [
-            Outcome::Delivered,
-            Outcome::Filtered,
-            Outcome::FilterError,
-            Outcome::DeadLettered,
-        ] {
+        for outcome in OUTCOMES {
             metrics.events.remove(&self.outcome_labels(outcome));
         }
         metrics.duration.remove(&self.labels);

@@ -1,97 +1,76 @@
-//! Names of conditions and of the operator's own reasons; workers' error classes add theirs (contract, `reason`).
-//!
-//! A type ends in nothing that tells its polarity, so its doc does: *normal* means True is good, *abnormal* means
-//! True is bad.
+//! Conditions of both kinds: their names, what True means, and their [`reason`]s. The reference documentation is made
+//! from the tables here.
 
-/// Normal, both kinds: the summary. True with reason [`reason::SUSPENDED`] while suspended.
-pub const READY: &str = "Ready";
-/// Abnormal, both kinds: the operator works towards the spec and is not there yet.
-pub const RECONCILING: &str = "Reconciling";
-/// Abnormal, both kinds: only a human can mend it.
-pub const STALLED: &str = "Stalled";
+pub mod reason;
 
-/// Normal, FanoutTopic: the relays read the outbox.
-pub const SOURCE_REACHABLE: &str = "SourceReachable";
-/// Normal, FanoutTopic: the Kafka topic and its dead letter topic exist, are ours, and are as the spec says.
-pub const LOG_READY: &str = "LogReady";
-/// Normal, FanoutTopic: at least one relay is ready and runs the current configuration.
-pub const RELAY_AVAILABLE: &str = "RelayAvailable";
-/// Abnormal, FanoutTopic: rows are held back, with reason [`reason::ROWS_PARKED`] or [`reason::LONG_TRANSACTION`].
-pub const OUTBOX_BLOCKED: &str = "OutboxBlocked";
+/// Which value of a condition is the good one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Polarity {
+    /// True is good.
+    Normal,
+    /// True is bad.
+    Abnormal,
+}
 
-/// Normal, Subscription: the group has an offset for every partition.
-pub const POSITION_INITIALIZED: &str = "PositionInitialized";
-/// Normal, Subscription: filter, address and secrets of the sink can be used.
-pub const SINK_ACCEPTED: &str = "SinkAccepted";
-/// Normal, Subscription: its worker is ready and runs the current configuration.
-pub const WORKERS_AVAILABLE: &str = "WorkersAvailable";
-/// Normal, Subscription: the last deliveries succeeded; keeps its value while idle.
-pub const DELIVERING: &str = "Delivering";
+/// A condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConditionType {
+    /// `type`.
+    pub name: &'static str,
+    /// What True means.
+    pub meaning: &'static str,
+    /// Which value is good.
+    pub polarity: Polarity,
+    /// Kinds that have it.
+    pub kinds: &'static [&'static str],
+}
 
-/// Reasons the operator gives by itself.
-pub mod reason {
-    /// All is as the spec says.
-    pub const SUCCEEDED: &str = "Succeeded";
-    /// `spec.suspend` is true.
-    pub const SUSPENDED: &str = "Suspended";
-    /// Not observed yet.
-    pub const PENDING: &str = "Pending";
-    /// Work is under way.
-    pub const PROGRESSING: &str = "Progressing";
-    /// Workers do not run the current configuration yet.
-    pub const CONFIGURATION_PENDING: &str = "ConfigurationPending";
-    /// No worker pod is ready.
-    pub const PODS_NOT_READY: &str = "PodsNotReady";
-    /// A worker's `/status` can't be read.
-    pub const STATUS_UNKNOWN: &str = "StatusUnknown";
-    /// An object the spec can't be used with, for example a name that is too long.
-    pub const SPEC_INVALID: &str = "SpecInvalid";
-    /// The Kubernetes API refused or failed; it is tried again.
-    pub const API_ERROR: &str = "ApiError";
+/// Defines the constant and the table's entry of each condition.
+macro_rules! conditions {
+    ($($(#[doc = $meaning:literal])+ $constant:ident = $name:literal, $polarity:ident, [$($kind:literal),+];)+) => {
+        $($(#[doc = $meaning])+ pub const $constant: &str = $name;)+
+        /// Every condition, in the order in which a status has them.
+        pub const CONDITIONS: &[ConditionType] = &[$(ConditionType {
+            name: $name,
+            meaning: concat!($($meaning),+),
+            polarity: Polarity::$polarity,
+            kinds: &[$($kind),+],
+        }),+];
+    };
+}
 
-    /// A referenced Secret is missing or not labelled `fanout.dev/credentials=true`.
-    pub const SECRET_NOT_PERMITTED: &str = "SecretNotPermitted";
-    /// A referenced Secret lacks the key.
-    pub const SECRET_KEY_MISSING: &str = "SecretKeyMissing";
-    /// The FanoutTopic does not exist.
-    pub const TOPIC_NOT_FOUND: &str = "TopicNotFound";
-    /// The FanoutTopic's log is not ready.
-    pub const TOPIC_NOT_READY: &str = "TopicNotReady";
-    /// The group has members, so the missing start offsets are in the worker's configuration.
-    pub const START_OFFSETS_CONFIGURED: &str = "StartOffsetsConfigured";
-    /// An older FanoutTopic uses the same Kafka topic, or an older Subscription the same group.
-    pub const NAME_CONFLICT: &str = "NameConflict";
+conditions! {
+    /// The workers run this generation of the spec. The summary of what is needed for that; `kubectl get` shows its reason.
+    /// True with reason `Suspended` while suspended.
+    READY = "Ready", Normal, ["FanoutTopic", "Subscription"];
+    /// The operator works towards the spec and is not there yet.
+    RECONCILING = "Reconciling", Abnormal, ["FanoutTopic", "Subscription"];
+    /// Only a human can mend it.
+    STALLED = "Stalled", Abnormal, ["FanoutTopic", "Subscription"];
 
-    /// No broker answers.
-    pub const BROKER_UNREACHABLE: &str = "BrokerUnreachable";
-    /// The brokers refused the credentials.
-    pub const BROKER_AUTHENTICATION_FAILED: &str = "BrokerAuthenticationFailed";
-    /// The brokers refused the request.
-    pub const BROKER_REFUSED: &str = "BrokerRefused";
-    /// A Kafka topic of that name exists and is not ours, or was replaced.
-    pub const FOREIGN_TOPIC: &str = "ForeignTopic";
-    /// The topic was ours and is gone.
-    pub const TOPIC_DELETED: &str = "TopicDeleted";
-    /// The topic differs from the spec in what the operator does not change.
-    pub const TOPIC_DRIFTED: &str = "TopicDrifted";
-    /// More partitions would reorder keys of a PerKey Subscription, and `allowReorder` is false.
-    pub const REORDER_NOT_ALLOWED: &str = "ReorderNotAllowed";
+    /// The relays read the outbox.
+    SOURCE_REACHABLE = "SourceReachable", Normal, ["FanoutTopic"];
+    /// The Kafka topic and its dead letter topic exist, are this FanoutTopic's, and take records.
+    LOG_READY = "LogReady", Normal, ["FanoutTopic"];
+    /// At least one relay is ready and runs the current configuration.
+    RELAY_AVAILABLE = "RelayAvailable", Normal, ["FanoutTopic"];
+    /// Rows are held back; those of other keys or transactions still flow.
+    OUTBOX_BLOCKED = "OutboxBlocked", Abnormal, ["FanoutTopic"];
 
-    /// Rows that can't be published were set aside, with the later rows of their keys.
-    pub const ROWS_PARKED: &str = "RowsParked";
-    /// A transaction has been open for more than 60 seconds.
-    pub const LONG_TRANSACTION: &str = "LongTransaction";
+    /// The consumer group has an offset for every partition.
+    POSITION_INITIALIZED = "PositionInitialized", Normal, ["Subscription"];
+    /// Address and secrets of the sink can be used.
+    SINK_ACCEPTED = "SinkAccepted", Normal, ["Subscription"];
+    /// Its worker is ready and runs the current configuration.
+    WORKERS_AVAILABLE = "WorkersAvailable", Normal, ["Subscription"];
+    /// The last deliveries succeeded. Keeps its value while nothing arrives.
+    DELIVERING = "Delivering", Normal, ["Subscription"];
+}
 
-    /// The filter does not compile.
-    pub const FILTER_INVALID: &str = "FilterInvalid";
-    /// The address guard refuses the endpoint.
-    pub const ADDRESS_REFUSED: &str = "AddressRefused";
-    /// The sink can't be used as configured.
-    pub const SINK_INVALID: &str = "SinkInvalid";
-    /// The endpoint answered 410; the annotation `fanout.dev/resume` lets it run again.
-    pub const ENDPOINT_GONE: &str = "EndpointGone";
-    /// The last attempts failed.
-    pub const DELIVERY_FAILING: &str = "DeliveryFailing";
-    /// Too much finished beyond the committed position.
-    pub const PREFIX_FULL: &str = "PrefixFull";
+/// Polarity of the condition `name`; `None` where there is no such condition.
+pub fn polarity(name: &str) -> Option<Polarity> {
+    CONDITIONS
+        .iter()
+        .find(|condition| condition.name == name)
+        .map(|condition| condition.polarity)
 }

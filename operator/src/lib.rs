@@ -148,6 +148,20 @@ pub async fn run_on(
     Ok(())
 }
 
+/// Every metric of the operator, with a series for each value of its closed labels: what docs/reference/metrics.md is made
+/// from.
+///
+/// # Errors
+/// The metrics can't be encoded.
+pub fn sample_metrics() -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::default();
+    observer::sample_metrics(&mut registry);
+    metrics::Metrics::new(&mut registry).sample();
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
 /// Starts the admin server. Its task ends when it can't serve; after `shutdown` it waits for the work to end.
 async fn serve_admin(
     args: &Args,

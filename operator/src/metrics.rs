@@ -45,6 +45,15 @@ impl Metrics {
         metrics
     }
 
+    /// Gives every family a series for each value of its labels.
+    pub(crate) fn sample(&self) {
+        for kind in [Kind::FanoutTopic, Kind::Subscription] {
+            for result in [Passed::Ok, Passed::Conflict, Passed::Failed] {
+                self.reconciled(kind, result);
+            }
+        }
+    }
+
     /// One pass ended.
     pub(crate) fn reconciled(&self, kind: Kind, result: Passed) {
         self.reconciles

@@ -1,5 +1,6 @@
 //! Conditions as the API conventions want them: `lastTransitionTime` moves with `status` alone.
 
+use fanout_crds::condition::reason;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -118,6 +119,20 @@ pub(crate) fn merge(
             observed_generation: Some(generation),
         })
         .collect()
+}
+
+/// `conditions`, all of whose reasons the reference documentation has: tests fail here when one is missing there.
+pub(crate) fn documented(conditions: Vec<Condition>) -> Vec<Condition> {
+    debug_assert!(
+        conditions.iter().all(is_documented),
+        "fanout_crds::condition::reason does not have a reason, or not on this condition: {conditions:?}"
+    );
+    conditions
+}
+
+fn is_documented(condition: &Condition) -> bool {
+    reason::find(&condition.reason)
+        .is_some_and(|reason| reason.conditions.contains(&condition.type_.as_str()))
 }
 
 /// The conditions of `new` whose value differs from `old`, or that are new and not `Unknown`.

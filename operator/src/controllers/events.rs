@@ -1,7 +1,7 @@
 //! Kubernetes events: one for each condition that changed its value.
 
 use crate::context::Context;
-use fanout_crds::condition::{OUTBOX_BLOCKED, READY, RECONCILING, STALLED};
+use fanout_crds::condition::{Polarity, READY, RECONCILING, polarity};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
@@ -20,11 +20,6 @@ where
             tracing::warn!(%error, reason = %event.reason, "event not published");
         }
     }
-}
-
-/// True where True is bad.
-fn is_abnormal(kind: &str) -> bool {
-    matches!(kind, RECONCILING | STALLED | OUTBOX_BLOCKED)
 }
 
 /// The events for the difference between `old` and `new`. Reconciling has none: it mirrors Ready.
@@ -65,7 +60,7 @@ fn events(old: &[Condition], new: &[Condition]) -> Vec<Event> {
 
 fn is_bad(condition: &Condition) -> bool {
     condition.status
-        == if is_abnormal(&condition.type_) {
+        == if polarity(&condition.type_) == Some(Polarity::Abnormal) {
             "True"
         } else {
             "False"
@@ -76,6 +71,7 @@ fn is_bad(condition: &Condition) -> bool {
 mod tests {
     use super::*;
     use crate::controllers::conditions::{Finding, merge};
+    use fanout_crds::condition::STALLED;
     use k8s_openapi::jiff::Timestamp;
 
     fn conditions(old: &[Condition], findings: Vec<(&'static str, Finding)>) -> Vec<Condition> {

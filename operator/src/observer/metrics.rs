@@ -85,6 +85,24 @@ impl Metrics {
         metrics
     }
 
+    /// Gives every family a series for each value of its closed labels.
+    pub(super) fn sample(&self) {
+        let text = |text: &str| text.to_owned();
+        let labels = SubscriptionLabels {
+            namespace: text("namespace"),
+            topic: text("topic"),
+            subscription: text("subscription"),
+        };
+        self.subscription(&labels, Some(0), Some(0.0));
+        let labels = TopicLabels {
+            namespace: text("namespace"),
+            topic: text("topic"),
+        };
+        self.topic(&labels, Some(0), Some(0.0));
+        self.failed(Source::Worker);
+        self.failed(Source::Kafka);
+    }
+
     pub(super) fn failed(&self, source: Source) {
         self.failures.get_or_create(&FailureLabels { source }).inc();
     }

@@ -132,6 +132,11 @@ pub struct Observer {
 #[error("the HTTP client for workers can't be set up")]
 pub struct SetupError(#[from] reqwest::Error);
 
+/// Registers the observer's metrics, with a series for each value of their closed labels.
+pub(crate) fn sample_metrics(registry: &mut Registry) {
+    Metrics::new(registry).sample();
+}
+
 /// Something the loop waited for.
 enum Done {
     Worker(Box<(WorkerTarget, Result<WorkerStatus, PollError>)>),

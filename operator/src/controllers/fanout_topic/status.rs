@@ -113,7 +113,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
     let blocked = outbox_blocked(relays);
     FanoutTopicStatus {
         observed_generation: Some(generation),
-        conditions: conditions::merge(
+        conditions: conditions::documented(conditions::merge(
             &old.conditions,
             generation,
             now,
@@ -126,7 +126,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
                 (RELAY_AVAILABLE, available.finding),
                 (OUTBOX_BLOCKED, blocked),
             ],
-        ),
+        )),
         broker: Some(topic.spec.broker.kind().to_owned()),
         cluster_id: outcome.identity.cluster_id.clone(),
         topic_name: outcome.identity.topic_name.clone(),

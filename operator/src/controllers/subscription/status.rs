@@ -113,7 +113,7 @@ pub(crate) fn next(
     };
     SubscriptionStatus {
         observed_generation: Some(generation),
-        conditions: conditions::merge(
+        conditions: conditions::documented(conditions::merge(
             &old.conditions,
             generation,
             now,
@@ -126,7 +126,7 @@ pub(crate) fn next(
                 (WORKERS_AVAILABLE, workers),
                 (DELIVERING, delivering),
             ],
-        ),
+        )),
         sink: Some(subscription.spec.sink.kind().to_owned()),
         group_id: outcome.group_id.clone().or(old.group_id),
         positions: outcome.positions.clone(),
