@@ -38,8 +38,9 @@ kubeconfig: ## print the path of its kubeconfig
 	@bash tests/cluster/kubeconfig.sh
 
 .PHONY: bench
-bench: ## measure, and print a table
-	cargo bench --quiet --workspace --bench bench
+bench: ## measure, and print a table (BENCH=relay, BENCH=objects, BENCH='objects 5000')
+	cargo build --quiet --release --workspace --bins
+	cargo bench --quiet --workspace --bench bench -- $(BENCH)
 
 .PHONY: generate
 generate: ## write the files that are made from code: CRDs, chart copies, manifests

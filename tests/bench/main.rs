@@ -1,7 +1,11 @@
-//! Benchmarks, each beside what bounds it, in one run on one machine: `cargo bench -p fanout-tests --bench bench`.
+//! Benchmarks, each in one run on one machine: `make bench`, or one of them with `make bench BENCH=relay`.
 //!
 //! `relay`: rows a second that the relay moves from a table of one million rows of 200 bytes into Kafka, beside a bare
 //! producer with the same settings that sends the same records from memory.
+//!
+//! `objects`: the operator with 1,000 Subscriptions on 20 FanoutTopics: time to Ready, restarts, memory, writes.
+//!
+//! A number after the name stands for the number of rows or Subscriptions.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -10,19 +14,41 @@
 )]
 
 mod bare;
+mod objects;
 mod relay;
 
-/// Rows in the table, unless another number is given as an argument.
+/// Rows in the table, unless told otherwise.
 const ROWS: usize = 1_000_000;
+/// Subscriptions, unless told otherwise.
+const SUBSCRIPTIONS: usize = 1_000;
 
 #[tokio::main]
 async fn main() {
     fanout_runtime::tls::install_ring_provider();
     // Cargo adds `--bench`.
-    let rows = std::env::args()
+    let words: Vec<String> = std::env::args()
         .skip(1)
-        .find_map(|arg| arg.parse().ok())
-        .unwrap_or(ROWS);
+        .filter(|word| !word.starts_with('-'))
+        .collect();
+    let (numbers, names): (Vec<&String>, Vec<&String>) =
+        words.iter().partition(|word| word.parse::<usize>().is_ok());
+    let number = numbers.first().and_then(|number| number.parse().ok());
+    let wanted = |name: &str| names.is_empty() || names.iter().any(|word| *word == name);
+    for name in &names {
+        assert!(
+            ["relay", "objects"].contains(&name.as_str()),
+            "there is no benchmark {name}"
+        );
+    }
+    if wanted("relay") {
+        relay(number.unwrap_or(ROWS)).await;
+    }
+    if wanted("objects") {
+        objects::run(number.unwrap_or(SUBSCRIPTIONS)).await;
+    }
+}
+
+async fn relay(rows: usize) {
     let sandbox = fanout_tests::Sandbox::new("bench_relay").await;
     println!("writing {rows} rows");
     relay::fill(&sandbox, rows).await;

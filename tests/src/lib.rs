@@ -12,6 +12,8 @@
 
 pub mod checker;
 pub mod configs;
+pub mod fleet;
+pub mod objects;
 pub mod process;
 pub mod receiver;
 pub mod services;

@@ -8,6 +8,7 @@ use crate::{Deadline, eventually};
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams, ValidationDirective};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
@@ -204,6 +205,8 @@ pub struct Write {
     pub name: String,
     /// HTTP status of the answer.
     pub status: u64,
+    /// When the request arrived.
+    pub at: Timestamp,
 }
 
 impl Write {
@@ -239,6 +242,7 @@ impl Write {
             status: event
                 .pointer("/responseStatus/code")
                 .and_then(serde_json::Value::as_u64)?,
+            at: text("/requestReceivedTimestamp").parse().ok()?,
         })
     }
 }

@@ -20,6 +20,7 @@ use crate::Deadline;
 pub struct Spec {
     program: OsString,
     args: Vec<OsString>,
+    env: Vec<(&'static str, OsString)>,
     user: Option<&'static str>,
     death_signal: &'static str,
     dir: PathBuf,
@@ -32,6 +33,7 @@ impl Spec {
         Self {
             program: program.into(),
             args: Vec::new(),
+            env: Vec::new(),
             user: None,
             death_signal: "KILL",
             dir: dir.to_owned(),
@@ -44,6 +46,13 @@ impl Spec {
     pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args
             .extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        self
+    }
+
+    /// An environment variable beside those of this process.
+    #[must_use]
+    pub fn env(mut self, name: &'static str, value: impl Into<OsString>) -> Self {
+        self.env.push((name, value.into()));
         self
     }
 
@@ -81,6 +90,7 @@ impl Spec {
             .args(["--pdeathsig", self.death_signal, "--"])
             .arg(&self.program)
             .args(&self.args)
+            .envs(self.env)
             .current_dir(&self.dir)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
