@@ -64,12 +64,13 @@ impl Recent {
         known: &[Known<'_>],
     ) -> String {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown: HashMap<&str, Option<&str>> = known.iter().copied().collect();
         // What the cache shows, or no longer has, needs no memory.
         recent.retain(|key, decision| {
             decision.topic != topic_uid
-                || known
-                    .iter()
-                    .any(|(uid, worker)| uid == key && *worker != Some(decision.worker.as_str()))
+                || shown
+                    .get(key.as_str())
+                    .is_some_and(|worker| *worker != Some(decision.worker.as_str()))
         });
         let mut occupied = BTreeMap::new();
         for (other, worker) in known.iter().filter(|(other, _)| *other != uid) {

@@ -8,11 +8,11 @@ use ipnet::IpNet;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::ResourceExt;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{ObjectRef, Store};
-use std::collections::BTreeSet;
+use kube::{Resource, ResourceExt};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,6 +20,9 @@ use std::sync::Arc;
 pub(crate) type GuardedTopic = DeserializeGuard<FanoutTopic>;
 /// A Subscription that may be undecodable.
 pub(crate) type GuardedSubscription = DeserializeGuard<Subscription>;
+
+/// Namespace and name.
+pub(crate) type Name = (String, String);
 
 /// The watch caches.
 #[derive(Clone)]
@@ -75,15 +78,25 @@ impl Stores {
         namespace: &str,
         topic: &str,
     ) -> Vec<Arc<GuardedSubscription>> {
-        let mut found = self.subscriptions.state_filter(|object| {
-            object.0.as_ref().is_ok_and(|subscription| {
-                subscription.spec.topic_ref.name == topic
-                    && subscription.metadata.namespace.as_deref() == Some(namespace)
-                    && subscription.metadata.deletion_timestamp.is_none()
-            })
-        });
-        found.sort_by_key(|object| object.name_any());
+        let mut found = self
+            .subscriptions
+            .state_filter(|object| topic_of(object) == Some((namespace, topic)));
+        found.sort_by(|one, two| one.meta().name.cmp(&two.meta().name));
         found
+    }
+
+    /// The same for all FanoutTopics at once, by namespace and name.
+    pub(crate) fn subscriptions_by_topic(&self) -> HashMap<Name, Vec<Arc<GuardedSubscription>>> {
+        let mut all: HashMap<Name, Vec<_>> = HashMap::new();
+        for object in self.subscriptions.state() {
+            let Some((namespace, topic)) = topic_of(&object) else {
+                continue;
+            };
+            all.entry((namespace.to_owned(), topic.to_owned()))
+                .or_default()
+                .push(object);
+        }
+        all
     }
 
     /// A Secret that may be referred to.
@@ -156,6 +169,15 @@ impl Stores {
             .collect();
         Guard::new(allowed, &refused)
     }
+}
+
+/// The FanoutTopic of a decodable Subscription that is not being deleted.
+fn topic_of(object: &GuardedSubscription) -> Option<(&str, &str)> {
+    let subscription = object.0.as_ref().ok()?;
+    let meta = &subscription.metadata;
+    let namespace = meta.namespace.as_deref()?;
+    let is_here = meta.deletion_timestamp.is_none();
+    is_here.then_some((namespace, subscription.spec.topic_ref.name.as_str()))
 }
 
 pub(crate) fn is_live(pod: &Pod) -> bool {

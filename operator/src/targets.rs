@@ -6,7 +6,7 @@ use crate::observer::{
     Log, Shown, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
 };
 use crate::settings::Settings;
-use crate::stores::{Stores, is_live, is_ready};
+use crate::stores::{GuardedSubscription, Stores, is_live, is_ready};
 use fanout_contract::names;
 use fanout_crds::{FanoutTopic, Subscription};
 use k8s_openapi::api::core::v1::Pod;
@@ -43,10 +43,17 @@ impl Targets for Watched {
     }
 
     fn topics(&self) -> Vec<TopicTarget> {
+        let mut subscriptions = self.stores.subscriptions_by_topic();
+        let mut of = |topic: &FanoutTopic| {
+            let namespace = topic.namespace().unwrap_or_default();
+            let name = topic.name_any();
+            subscriptions.remove(&(namespace, name)).unwrap_or_default()
+        };
         self.stores
             .topics()
             .iter()
-            .filter_map(|object| Some(self.topic(object.0.as_ref().ok()?)))
+            .filter_map(|object| object.0.as_ref().ok())
+            .map(|topic| self.topic(topic, &of(topic)))
             .collect()
     }
 }
@@ -71,7 +78,7 @@ impl Watched {
         })
     }
 
-    fn topic(&self, topic: &FanoutTopic) -> TopicTarget {
+    fn topic(&self, topic: &FanoutTopic, members: &[Arc<GuardedSubscription>]) -> TopicTarget {
         let namespace = topic.namespace().unwrap_or_default();
         let name = topic.name_any();
         let secrets = |secret: &str| self.stores.secret(&namespace, secret);
@@ -94,9 +101,7 @@ impl Watched {
                 oldest: outbox.and_then(|outbox| time(outbox.oldest_event_time.as_ref())),
                 rate_per_second: None,
             },
-            subscriptions: self
-                .stores
-                .subscriptions_of(&namespace, &name)
+            subscriptions: members
                 .iter()
                 .filter_map(|object| subscription(object.0.as_ref().ok()?))
                 .collect(),

@@ -98,42 +98,50 @@ impl Watches {
             watch(
                 Api::all(client.clone()),
                 all.clone(),
+                managers,
                 self.topics,
                 &*triggers
             ),
             watch(
                 Api::all(client.clone()),
                 all,
+                managers,
                 self.subscriptions,
                 &*triggers
             ),
             watch(
                 Api::all(client.clone()),
                 credentials,
+                managers,
                 self.secrets,
                 &*triggers
             ),
             watch(
                 Api::all(client.clone()),
                 workers.clone(),
+                managers_and_spec,
                 self.pods,
                 &*triggers
             ),
             watch(
                 Api::all(client.clone()),
                 workers.clone(),
+                // Who edited a Deployment is seen by its managed fields.
+                nothing,
                 self.deployments,
                 &*triggers
             ),
             watch(
                 Api::namespaced(client.clone(), "default"),
                 kubernetes,
+                managers,
                 self.api_service,
                 &*addresses
             ),
             watch(
                 Api::namespaced(client.clone(), "default"),
                 slices,
+                managers,
                 self.api_endpoints,
                 &*addresses
             ),
@@ -141,6 +149,7 @@ impl Watches {
             watch(
                 Api::all(client.clone()),
                 workers.clone(),
+                managers,
                 self.config_maps,
                 &*triggers
             ),
@@ -149,10 +158,12 @@ impl Watches {
     }
 }
 
-/// Keeps a cache, and tells of changes.
+/// Keeps a cache, and tells of changes. `trim` takes away what nobody reads: with thousands of objects that is most of
+/// the memory.
 async fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
+    trim: fn(&mut K),
     writer: Writer<K>,
     handler: &impl Handler<K>,
 ) where
@@ -166,11 +177,25 @@ async fn watch<K>(
         + 'static,
 {
     tell(
-        reflector(writer, watcher(api, config).default_backoff()),
+        reflector(writer, watcher(api, config).default_backoff().modify(trim)),
         handler,
     )
     .await;
 }
+
+/// Who owns which field is larger than most objects.
+fn managers<K: Resource>(object: &mut K) {
+    object.meta_mut().managed_fields = None;
+}
+
+/// A pod's spec is its Deployment's.
+fn managers_and_spec(pod: &mut Pod) {
+    managers(pod);
+    pod.spec = None;
+}
+
+/// Takes nothing away.
+const fn nothing<K>(_: &mut K) {}
 
 /// Tells of changes without a cache: metadata is enough to know that somebody touched an object.
 async fn follow<K>(

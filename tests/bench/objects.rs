@@ -91,11 +91,7 @@ async fn created(
         "",
     );
     let usage = operator.usage().unwrap();
-    table.row(
-        "processor time until settled",
-        seconds(usage.processor),
-        "",
-    );
+    table.row("processor time until settled", seconds(usage.processor), "");
     table.usage("when settled", usage);
     operator
 }
@@ -131,14 +127,14 @@ async fn idle(objects: &Objects, operator: &OperatorProcess, table: &mut Table) 
 /// One filter is changed.
 async fn one_changed(objects: &Objects, operator: &OperatorProcess, table: &mut Table) {
     let mark = objects.server.mark();
-    let before = passes(operator).await;
+    let before = operator.passes(None).await.unwrap();
     let began = Instant::now();
     objects.change(7).await.unwrap();
     // The change arrives with the watch before it can be Ready.
     objects.ready_at(7, 2, LIMIT).await;
     let taken = began.elapsed();
     objects.settled(QUIET, LIMIT).await;
-    let passes = passes(operator).await - before;
+    let passes = operator.passes(None).await.unwrap() - before;
     let writes: Vec<Write> = objects
         .writes(mark)
         .into_iter()
@@ -154,11 +150,6 @@ async fn one_changed(objects: &Objects, operator: &OperatorProcess, table: &mut 
         format!("{passes:.0}, {}, {others}", writes.len()),
         "",
     );
-}
-
-async fn passes(operator: &OperatorProcess) -> f64 {
-    let metric = "fanout_operator_reconciles_total";
-    operator.series(metric).await.unwrap().iter().sum()
 }
 
 /// The operator stops and starts again; nothing has changed meanwhile.

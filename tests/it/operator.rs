@@ -7,6 +7,7 @@ mod kubelet;
 mod live;
 mod played;
 mod repairs;
+mod scale;
 
 use cluster::{Cluster, LIMIT};
 use fanout_contract::names;

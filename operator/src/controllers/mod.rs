@@ -18,7 +18,6 @@ use crate::leadership::Leadership;
 use crate::metrics::{Kind, Passed};
 use crate::watches::Watches;
 use error::{Class, Error};
-use futures::channel::mpsc::UnboundedReceiver;
 use futures::{Stream, StreamExt};
 use kube::Resource;
 use kube::core::DeserializeGuard;
@@ -30,8 +29,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Changes arrive in bursts (a status and its pods, a hundred Subscriptions): one pass for all of them.
-const DEBOUNCE: Duration = Duration::from_millis(300);
 /// Passes at once per kind; each may wait for Kafka.
 const CONCURRENCY: u16 = 16;
 /// Kubernetes answers 409 when somebody else wrote in between.
@@ -100,16 +97,14 @@ pub(crate) async fn run(
 
 /// A controller's queue, which ends with `shutdown`.
 fn requests<K: Resource>(
-    queue: UnboundedReceiver<ObjectRef<K>>,
+    queue: impl Stream<Item = ObjectRef<K>>,
     shutdown: &CancellationToken,
 ) -> impl Stream<Item = Result<ObjectRef<K>, Infallible>> {
     queue.take_until(shutdown.clone().cancelled_owned()).map(Ok)
 }
 
 fn config() -> Config {
-    Config::default()
-        .debounce(DEBOUNCE)
-        .concurrency(CONCURRENCY)
+    Config::default().concurrency(CONCURRENCY)
 }
 
 /// How one pass ended.

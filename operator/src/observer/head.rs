@@ -1,8 +1,9 @@
 //! The first event that waits, and the outbox as its relays see it together. Pure.
 
-use fanout_contract::consumer::{ConsumerStatus, SubscriptionStatus};
+use fanout_contract::consumer::ConsumerStatus;
 use fanout_contract::relay::{PENDING_CAP, RelayStatus};
 use k8s_openapi::jiff::Timestamp;
+use std::collections::HashMap;
 
 /// The oldest event that waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,21 +20,29 @@ pub enum Head {
 /// Shards of an outbox; relays own ranges of them.
 const SHARDS: i32 = 64;
 
-/// The head of a Subscription, from the workers that have its partitions and from its depth.
+/// The oldest event that any of these workers has, by uid of the Subscription.
+pub(super) fn oldest<'a>(
+    workers: impl Iterator<Item = &'a ConsumerStatus>,
+) -> HashMap<&'a str, Timestamp> {
+    let mut oldest = HashMap::new();
+    for entry in workers.flat_map(|status| &status.subscriptions) {
+        let times = entry.partitions.iter();
+        let first = times
+            .filter_map(|partition| time(partition.oldest_event_time.as_deref()))
+            .min();
+        if let Some(first) = first {
+            let known = oldest.entry(entry.uid.as_str()).or_insert(first);
+            *known = first.min(*known);
+        }
+    }
+    oldest
+}
+
+/// The head of a Subscription, from the `oldest` event that its workers have and from its depth.
 ///
 /// A worker that is starting, or that has not fetched a partition yet, knows no head although records wait: then the
 /// answer is unknown, not empty.
-pub(super) fn subscription<'a>(
-    workers: impl Iterator<Item = &'a ConsumerStatus>,
-    uid: &str,
-    depth: Option<i64>,
-) -> Head {
-    let oldest = workers
-        .flat_map(|status| &status.subscriptions)
-        .filter(|entry| entry.uid == uid)
-        .flat_map(|entry: &SubscriptionStatus| &entry.partitions)
-        .filter_map(|partition| time(partition.oldest_event_time.as_deref()))
-        .min();
+pub(super) const fn subscription(oldest: Option<Timestamp>, depth: Option<i64>) -> Head {
     match (oldest, depth) {
         // Depth comes from Kafka and is read at another moment: what a worker holds does wait.
         (Some(oldest), _) => Head::Since(oldest),
@@ -81,7 +90,9 @@ fn time(text: Option<&str>) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanout_contract::consumer::{PartitionStatus, SubscriptionState, Totals};
+    use fanout_contract::consumer::{
+        PartitionStatus, SubscriptionState, SubscriptionStatus, Totals,
+    };
     use fanout_contract::relay::{Pending, RangeStatus};
 
     fn at(second: i64) -> Timestamp {
@@ -142,19 +153,22 @@ mod tests {
             consumer("a", &[Some(50)]),
             consumer("b", &[Some(10)]),
         ];
+        let oldest = oldest(workers.iter());
         assert_eq!(
-            subscription(workers.iter(), "a", Some(9)),
-            Head::Since(at(50))
+            oldest,
+            HashMap::from([("a", at(50)), ("b", at(10))]),
+            "no entry for a Subscription that no worker has"
         );
-        assert_eq!(subscription(workers.iter(), "c", Some(0)), Head::Empty);
+        assert_eq!(subscription(Some(at(50)), Some(9)), Head::Since(at(50)));
+        assert_eq!(subscription(None, Some(0)), Head::Empty);
     }
 
     #[test]
     fn a_worker_that_does_not_know_the_head_yet_does_not_say_that_nothing_waits() {
-        let workers = [consumer("a", &[None])];
-        assert_eq!(subscription(workers.iter(), "a", Some(9)), Head::Unknown);
-        assert_eq!(subscription(workers.iter(), "a", None), Head::Unknown);
-        assert_eq!(subscription(workers.iter(), "a", Some(0)), Head::Empty);
+        assert!(oldest([consumer("a", &[None])].iter()).is_empty());
+        assert_eq!(subscription(None, Some(9)), Head::Unknown);
+        assert_eq!(subscription(None, None), Head::Unknown);
+        assert_eq!(subscription(None, Some(0)), Head::Empty);
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl Observer {
     /// What the status of the object `uid` shall show: what it shows (`shown`), or the latest numbers if the status is written
     /// anyway because a condition changed (`changed`), or if a write for the numbers' sake is granted. Uses up the grant.
     pub fn show(&self, uid: &str, shown: &Shown, changed: bool) -> Shown {
-        self.state().show(uid, shown, changed)
+        self.state().show(uid, shown, changed, Instant::now())
     }
 
     /// Waits until something asks for a reconcile, and takes everything that does.

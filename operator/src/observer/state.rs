@@ -6,10 +6,9 @@ use super::metrics::Metrics;
 use super::poll::{PollError, WorkerStatus};
 use super::rows::{Pod, Subscription, Topic};
 use super::target::{TopicTarget, WorkerTarget};
-use super::write::{self, Scheduler, Shown};
+use super::write::{self, Gate, Scheduler, Shown};
 use super::{SubscriptionObservation, TopicObservation, Trigger, WorkerReport};
 use crate::kafka::KafkaError;
-use fanout_contract::consumer::ConsumerStatus;
 use fanout_runtime::backoff::Backoff;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -28,6 +27,7 @@ pub(super) struct State {
     /// By uid.
     subscriptions: HashMap<String, Subscription>,
     scheduler: Scheduler,
+    gate: Gate,
     /// Objects whose next pass may write numbers.
     granted: HashSet<String>,
 }
@@ -264,18 +264,16 @@ impl State {
                 _ => None,
             });
         topic.judge(relays, now);
-        let consumers: Vec<&ConsumerStatus> = statuses
-            .iter()
-            .filter_map(|(_, status)| match &**status {
-                WorkerStatus::Consumer(status) => Some(status),
-                WorkerStatus::Relay(_) => None,
-            })
-            .collect();
+        let consumers = statuses.iter().filter_map(|(_, status)| match &**status {
+            WorkerStatus::Consumer(status) => Some(status),
+            WorkerStatus::Relay(_) => None,
+        });
+        let oldest = head::oldest(consumers);
         for uid in &topic.subscriptions {
             if let Some(subscription) = self.subscriptions.get_mut(uid) {
                 let progress = &mut subscription.seen.progress;
                 progress.oldest =
-                    head::subscription(consumers.iter().copied(), uid, progress.count);
+                    head::subscription(oldest.get(uid.as_str()).copied(), progress.count);
             }
         }
     }
@@ -308,11 +306,13 @@ impl State {
         topic.or_else(|| Some(self.subscriptions.get(uid)?.labels.trigger()))
     }
 
-    pub(super) fn show(&mut self, uid: &str, shown: &Shown, changed: bool) -> Shown {
-        let granted = self.granted.remove(uid);
-        if !changed && !granted {
+    pub(super) fn show(&mut self, uid: &str, shown: &Shown, changed: bool, now: Instant) -> Shown {
+        // What the gate refuses keeps its grant for the next pass, and is offered again.
+        let may_write = changed || (self.granted.contains(uid) && self.gate.admit(now));
+        if !may_write {
             return shown.clone();
         }
+        self.granted.remove(uid);
         let topic = self.topics.get(uid).map(|topic| &topic.seen.outbox);
         let seen = topic.or_else(|| Some(&self.subscriptions.get(uid)?.seen.progress));
         seen.map_or_else(|| shown.clone(), |seen| write::next(shown, seen))

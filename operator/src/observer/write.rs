@@ -198,5 +198,24 @@ impl Scheduler {
     }
 }
 
+/// Counts the writes that numbers cause when they are made: a grant that is used late comes close to the next ones.
+#[derive(Debug, Default)]
+pub(super) struct Gate(VecDeque<Instant>);
+
+impl Gate {
+    /// True when one more write may be made at `now`; it counts from then on.
+    pub(super) fn admit(&mut self, now: Instant) -> bool {
+        let passed = |at: &Instant| now.duration_since(*at) >= Duration::from_secs(1);
+        while self.0.front().is_some_and(passed) {
+            self.0.pop_front();
+        }
+        let admitted = self.0.len() < PER_SECOND;
+        if admitted {
+            self.0.push_back(now);
+        }
+        admitted
+    }
+}
+
 #[cfg(test)]
 mod tests;

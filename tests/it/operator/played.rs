@@ -11,6 +11,7 @@ use fanout_contract::consumer::{
 use fanout_contract::names;
 use fanout_contract::relay::{Pending, RangeStatus, RelayConfig, RelayStatus};
 use fanout_tests::eventually;
+use fanout_tests::fleet::running;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::ResourceExt;
@@ -194,26 +195,5 @@ impl Played {
                 .unwrap(),
         );
         self.report(&status);
-    }
-}
-
-fn running(config: &SubscriptionConfig) -> SubscriptionStatus {
-    SubscriptionStatus {
-        name: config.name.clone(),
-        uid: config.uid.clone(),
-        generation: config.generation,
-        state: if config.suspend {
-            SubscriptionState::Suspended
-        } else {
-            SubscriptionState::Running
-        },
-        reason: None,
-        message: None,
-        delivering: None,
-        partitions: Vec::new(),
-        in_flight: 0,
-        retrying: 0,
-        rate_per_second: 0.0,
-        totals: Totals::default(),
     }
 }

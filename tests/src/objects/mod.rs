@@ -133,11 +133,7 @@ impl Objects {
 
     async fn patch(&self, index: usize, patch: &Value) -> kube::Result<()> {
         self.api::<Subscription>()
-            .patch(
-                &name(index),
-                &PatchParams::default(),
-                &Patch::Merge(patch),
-            )
+            .patch(&name(index), &PatchParams::default(), &Patch::Merge(patch))
             .await
             .map(drop)
     }
@@ -195,16 +191,18 @@ impl Objects {
     /// Waits until an operator that has just started has been through every object and knows every depth; returns the
     /// number of its passes.
     pub async fn resynchronised(&self, operator: &OperatorProcess, limit: Duration) -> f64 {
-        let objects = self.plan.topics + self.plan.all();
+        #[expect(clippy::cast_precision_loss, reason = "a few thousand objects")]
+        let wanted = (self.plan.topics as f64, self.plan.all() as f64);
         eventually(limit, "all objects were looked at", async || {
-            let passes = operator.series("fanout_operator_reconciles_total").await?;
-            let passes: f64 = passes.iter().sum();
-            let depths = operator.series("fanout_subscription_lag_records").await?;
-            let known = depths.len() == self.plan.all();
-            #[expect(clippy::cast_precision_loss, reason = "a few thousand objects")]
-            let enough = passes >= objects as f64;
-            anyhow::ensure!(known && enough, "{passes} passes, {} depths", depths.len());
-            anyhow::Ok(passes)
+            let topics = operator.passes(Some("FanoutTopic")).await?;
+            let subscriptions = operator.passes(Some("Subscription")).await?;
+            let depths = operator.series("fanout_subscription_lag_records", "");
+            let depths = depths.await?.len();
+            anyhow::ensure!(
+                topics >= wanted.0 && subscriptions >= wanted.1 && depths == self.plan.all(),
+                "{topics} and {subscriptions} passes, {depths} depths"
+            );
+            anyhow::Ok(topics + subscriptions)
         })
         .await
     }
@@ -221,10 +219,9 @@ impl Objects {
         let (namespace, topics) = (self.namespace.clone(), self.plan.topics);
         let bootstrap = self.bootstrap.clone();
         tokio::task::spawn_blocking(move || -> anyhow::Result<()> {
-            let producer: ThreadedProducer<DefaultProducerContext> =
-                rdkafka::ClientConfig::new()
-                    .set("bootstrap.servers", bootstrap)
-                    .create()?;
+            let producer: ThreadedProducer<DefaultProducerContext> = rdkafka::ClientConfig::new()
+                .set("bootstrap.servers", bootstrap)
+                .create()?;
             let end = Instant::now() + time;
             while Instant::now() < end {
                 for topic in 0..topics {
@@ -251,7 +248,7 @@ impl Objects {
         items: std::ops::Range<usize>,
         act: impl AsyncFn(usize) -> kube::Result<()>,
     ) {
-        stream::iter(items.map(&act))
+        stream::iter(items.map(|item| act(item)))
             .buffer_unordered(AT_ONCE)
             .try_collect::<()>()
             .await

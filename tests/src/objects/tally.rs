@@ -106,7 +106,10 @@ impl Tally {
     /// Objects that are Ready at their present generation.
     pub(super) fn ready(&self) -> usize {
         let seen = self.seen();
-        seen.objects.values().filter(|it| it.ready.is_some()).count()
+        seen.objects
+            .values()
+            .filter(|it| it.ready.is_some())
+            .count()
     }
 
     /// True when the object is Ready at this generation.
@@ -123,7 +126,9 @@ impl Tally {
 
     /// Since when nothing has changed.
     pub(super) fn quiet(&self) -> Duration {
-        self.seen().changed.map_or(Duration::ZERO, |at| at.elapsed())
+        self.seen()
+            .changed
+            .map_or(Duration::ZERO, |at| at.elapsed())
     }
 
     /// From the first sight of the present generation to Ready, shortest first.

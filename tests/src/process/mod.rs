@@ -2,8 +2,10 @@
 
 mod config_dir;
 mod hosted;
+mod operator;
 
 pub use hosted::Hosted;
+pub use operator::{OperatorProcess, Usage};
 
 use crate::services::child::{self, Process, Signal, Spec};
 use crate::services::{dirs, say};

@@ -84,15 +84,24 @@ impl OperatorProcess {
         Ok(answer.text().await?)
     }
 
-    /// The values of all series of a metric, such as `fanout_operator_reconciles_total`.
-    pub async fn series(&self, metric: &str) -> anyhow::Result<Vec<f64>> {
+    /// The values of the series of a metric, such as `fanout_operator_reconciles_total`, whose labels contain `label`.
+    pub async fn series(&self, metric: &str, label: &str) -> anyhow::Result<Vec<f64>> {
         let text = self.get("/metrics").await?;
         let of_metric = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(metric)?;
-            let (_, value) = rest.starts_with(['{', ' ']).then(|| rest.rsplit_once(' '))??;
+            let (_, value) = rest
+                .starts_with(['{', ' '])
+                .then(|| rest.rsplit_once(' '))??;
             Some(value.parse::<f64>())
         });
         Ok(of_metric.collect::<Result<_, _>>()?)
+    }
+
+    /// Passes it has made over objects of `kind`, or over all objects.
+    pub async fn passes(&self, kind: Option<&str>) -> anyhow::Result<f64> {
+        let label = kind.map_or_else(String::new, |kind| format!("kind=\"{kind}\""));
+        let passes = self.series("fanout_operator_reconciles_total", &label);
+        Ok(passes.await?.iter().sum())
     }
 
     /// What it takes of the machine now.

@@ -1,6 +1,7 @@
 //! Reconciles a Subscription: its group, its position, its worker, and what is said about it. The worker's objects are the
 //! FanoutTopic's.
 
+mod filters;
 mod observe;
 pub(crate) mod position;
 pub(crate) mod status;

@@ -3,6 +3,7 @@
 //! A Subscription that fails here is in no worker's configuration: nothing is delivered under a spec that was replaced,
 //! its position is kept, and `Stalled` says what to mend.
 
+use super::filters;
 use crate::controllers::error::Invalid;
 use crate::controllers::secrets::{Files, Lookup, Reader};
 use fanout_contract::consumer::{self, SubscriptionConfig, WebhookConfig};
@@ -10,7 +11,6 @@ use fanout_contract::names;
 use fanout_crds::Subscription;
 use fanout_crds::condition::reason;
 use fanout_crds::subscription::{Delivery, Ordering, Sink, WebhookSink};
-use fanout_runtime::filter::Filter;
 use fanout_runtime::guard::Guard;
 use kube::ResourceExt;
 
@@ -31,7 +31,7 @@ pub(crate) fn validate(
     let uid = subscription.uid().unwrap_or_default();
     let spec = &subscription.spec;
     if let Some(filter) = &spec.filter {
-        Filter::compile(filter).map_err(|error| {
+        filters::check(filter).map_err(|error| {
             Invalid::new(reason::FILTER_INVALID, format!("spec.filter: {error}"))
         })?;
     }

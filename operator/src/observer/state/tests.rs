@@ -3,7 +3,9 @@
 use super::*;
 use crate::kafka::{ClusterParams, ErrorClass, Watermarks};
 use crate::observer::target::{Log, SubscriptionTarget, WorkerKind};
-use fanout_contract::consumer::{PartitionStatus, SubscriptionState, SubscriptionStatus, Totals};
+use fanout_contract::consumer::{
+    ConsumerStatus, PartitionStatus, SubscriptionState, SubscriptionStatus, Totals,
+};
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};
 use fanout_contract::relay::{Pending, RangeStatus, RelayStatus};
 use prometheus_client::registry::Registry;
@@ -358,13 +360,13 @@ fn a_number_that_moved_asks_for_one_write_and_gets_it() {
         .state
         .read("t", Ok(reading(5_000, Some(0))), fixture.start);
     // A pass for another reason writes no number.
-    assert_eq!(fixture.state.show("s", &shown, false), shown);
+    assert_eq!(fixture.state.show("s", &shown, false, fixture.start), shown);
     let now = Timestamp::now();
     assert_eq!(names(&fixture.state.grant(fixture.start, now)), ["search"]);
-    let next = fixture.state.show("s", &shown, false);
+    let next = fixture.state.show("s", &shown, false, fixture.start);
     assert_eq!(next.count, Some(5_000));
     // Once only.
-    assert_eq!(fixture.state.show("s", &shown, false), shown);
+    assert_eq!(fixture.state.show("s", &shown, false, fixture.start), shown);
     // The watch caches show it: nothing is due any more.
     fixture.list(&Fixture::workers(), &[topic(next)]);
     assert!(fixture.state.grant(fixture.at(60), now).is_empty());
@@ -380,12 +382,18 @@ fn a_condition_that_changes_takes_the_numbers_along() {
         count: Some(10),
         ..Shown::default()
     };
-    assert_eq!(fixture.state.show("s", &shown, true).count, Some(50));
+    assert_eq!(
+        fixture.state.show("s", &shown, true, fixture.start).count,
+        Some(50)
+    );
     fixture.state.read("t", Err(REFUSED), fixture.at(5));
     assert_eq!(
-        fixture.state.show("s", &shown, true).count,
+        fixture.state.show("s", &shown, true, fixture.start).count,
         Some(10),
         "unknown is not 0"
     );
-    assert_eq!(fixture.state.show("nobody", &shown, true), shown);
+    assert_eq!(
+        fixture.state.show("nobody", &shown, true, fixture.start),
+        shown
+    );
 }

@@ -186,6 +186,19 @@ fn a_small_drift_beside_endless_large_ones_gets_its_turn() {
     assert!(granted);
 }
 
+#[test]
+fn the_gate_lets_five_a_second_through_whenever_they_were_granted() {
+    let mut gate = Gate::default();
+    let start = Instant::now();
+    let at = |milliseconds| start + Duration::from_millis(milliseconds);
+    // Five that are late, and the next five in time.
+    let admitted: Vec<u64> = [600, 610, 620, 630, 640, 1_000, 1_005, 1_605, 1_606, 1_611]
+        .into_iter()
+        .filter(|milliseconds| gate.admit(at(*milliseconds)))
+        .collect();
+    assert_eq!(admitted, [600, 610, 620, 630, 640, 1_605, 1_611]);
+}
+
 proptest! {
     #[test]
     fn never_more_than_five_in_any_second(
