@@ -4,10 +4,7 @@
 use super::cluster::{ADDRESS, Cluster, LIMIT};
 use axum::routing::get;
 use axum::{Json, Router};
-use fanout_contract::consumer::{
-    ConsumerConfig, ConsumerStatus, SubscriptionConfig, SubscriptionState, SubscriptionStatus,
-    Totals,
-};
+use fanout_contract::consumer::{ConsumerConfig, ConsumerStatus, SubscriptionStatus};
 use fanout_contract::names;
 use fanout_contract::relay::{Pending, RangeStatus, RelayConfig, RelayStatus};
 use fanout_tests::eventually;

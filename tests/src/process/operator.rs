@@ -89,10 +89,9 @@ impl OperatorProcess {
         let text = self.get("/metrics").await?;
         let of_metric = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(metric)?;
-            let (_, value) = rest
-                .starts_with(['{', ' '])
-                .then(|| rest.rsplit_once(' '))??;
-            Some(value.parse::<f64>())
+            let (labels, value) = rest.rsplit_once(' ')?;
+            let is_metric = labels.is_empty() || labels.starts_with('{');
+            (is_metric && labels.contains(label)).then(|| value.parse::<f64>())
         });
         Ok(of_metric.collect::<Result<_, _>>()?)
     }
