@@ -17,7 +17,7 @@ fi
 
 # What only Helm has a use for is left out: who applies these files has no release.
 render() {
-  "$helm" template fanout-operator "$chart" --namespace fanout-system --set crds.keep=false "$@" |
+  "$helm" template fanout-operator "$chart" --namespace fanout-system --skip-tests --set crds.keep=false "$@" |
     grep -v -e '^ *helm.sh/chart: ' -e '^ *app.kubernetes.io/managed-by: Helm$' -e '^# Source: '
 }
 

@@ -1,11 +1,37 @@
 //! Command line: parsed once; nothing else reads arguments or the environment.
 
+use crate::check::CheckArgs;
 use crate::settings::Settings;
 use clap::Parser;
 use fanout_runtime::telemetry::LogFormat;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+
+/// What the program was started for.
+#[derive(Clone, Debug)]
+pub enum Command {
+    /// The operator.
+    Run(Box<Args>),
+    /// `check`, the first argument, and then those of the check.
+    Check(CheckArgs),
+}
+
+impl Command {
+    /// Parses the command line of this process, and ends it when that can't be understood.
+    ///
+    /// Without a word in front it is the operator: charts of any version start it so.
+    pub fn parse() -> Self {
+        let mut all = std::env::args_os();
+        let program = all.next();
+        let mut rest = all.peekable();
+        if rest.next_if(|first| first == "check").is_some() {
+            return Self::Check(CheckArgs::parse_from(program.into_iter().chain(rest)));
+        }
+        let args = Args::parse_from(program.into_iter().chain(rest));
+        Self::Run(Box::new(args))
+    }
+}
 
 /// Reconciles FanoutTopics and Subscriptions.
 #[derive(Clone, Debug, Parser)]

@@ -5,6 +5,7 @@ use crate::metrics::Metrics;
 use crate::observer::Observer;
 use crate::placement::Recent;
 use crate::pushes::Pushes;
+use crate::served::Served;
 use crate::settings::Settings;
 use crate::stores::Stores;
 use fanout_runtime::backoff::Backoff;
@@ -40,6 +41,8 @@ pub(crate) struct Context {
     pub(crate) metrics: Metrics,
     /// Delays of what failed.
     pub(crate) retries: Retries,
+    /// Fields that the cluster's CRDs lack.
+    pub(crate) served: Arc<Served>,
 }
 
 impl Context {

@@ -19,6 +19,7 @@
 
 mod apply;
 pub mod args;
+pub mod check;
 mod context;
 mod controllers;
 pub mod kafka;
@@ -27,6 +28,7 @@ mod metrics;
 pub mod observer;
 mod placement;
 mod pushes;
+mod served;
 mod settings;
 mod stores;
 mod targets;
@@ -43,6 +45,7 @@ use kube::{Client, Config};
 use leadership::Leadership;
 use observer::{Observer, Timing};
 use prometheus_client::registry::Registry;
+use served::Served;
 use std::sync::Arc;
 use std::time::Duration;
 use targets::Watched;
@@ -95,7 +98,12 @@ pub async fn run_on(
     )?);
     let metrics = metrics::Metrics::new(&mut registry);
     let leadership = Arc::new(Leadership::default());
-    let admin = serve_admin(&args, registry, Arc::clone(&leadership), shutdown.clone()).await?;
+    let served = Arc::new(Served::new(&mut registry));
+    let shown = Shown {
+        leadership: Arc::clone(&leadership),
+        served: Arc::clone(&served),
+    };
+    let admin = serve_admin(&args, registry, shown, shutdown.clone()).await?;
 
     let (watches, stores) = Watches::new(client.clone());
     let recorder = Recorder::new(
@@ -122,6 +130,7 @@ pub async fn run_on(
         pushes: pushes::Pushes::default(),
         metrics,
         retries: Retries::default(),
+        served,
     });
     let work = Box::pin(lead(
         ctx,
@@ -157,16 +166,23 @@ pub fn sample_metrics() -> Result<String, std::fmt::Error> {
     let mut registry = Registry::default();
     observer::sample_metrics(&mut registry);
     metrics::Metrics::new(&mut registry).sample();
+    Served::new(&mut registry).sample();
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
+}
+
+/// What the admin server shows of this process.
+struct Shown {
+    leadership: Arc<Leadership>,
+    served: Arc<Served>,
 }
 
 /// Starts the admin server. Its task ends when it can't serve; after `shutdown` it waits for the work to end.
 async fn serve_admin(
     args: &Args,
     registry: Registry,
-    leadership: Arc<Leadership>,
+    Shown { leadership, served }: Shown,
     shutdown: CancellationToken,
 ) -> anyhow::Result<tokio::task::JoinHandle<std::io::Result<()>>> {
     let listener = TcpListener::bind(args.admin_addr)
@@ -179,12 +195,14 @@ async fn serve_admin(
             .context("write the admin server's address")?;
     }
     tracing::info!(admin_addr = %address, "admin server listens");
-    let shown = Arc::clone(&leadership);
+    let led = Arc::clone(&leadership);
     let admin = Admin {
         registry,
         ready: Arc::new(move || leadership.ready()),
         live: Arc::new(|| Ok(())),
-        status: Arc::new(move || serde_json::json!({"leader": shown.is_leader()})),
+        status: Arc::new(
+            move || serde_json::json!({"leader": led.is_leader(), "missingFields": *served.missing()}),
+        ),
     };
     Ok(tokio::spawn(async move {
         admin::serve(listener, admin, shutdown.clone()).await?;
@@ -204,6 +222,12 @@ async fn lead(
     shutdown: CancellationToken,
 ) {
     leadership.begin();
+    // Before the first status: one with a field that the CRD lacks would be refused.
+    ctx.served.look(&ctx.client, &ctx.recorder).await;
+    let described = {
+        let ctx = Arc::clone(&ctx);
+        async move { ctx.served.follow(&ctx.client, &ctx.recorder).await }
+    };
     let targets = Watched {
         stores: ctx.stores.clone(),
         settings: ctx.settings.clone(),
@@ -222,6 +246,7 @@ async fn lead(
     tokio::select! {
         () = controllers::run(ctx, watches, &leadership, shutdown.clone()) => {}
         () = observation => {}
+        () = described => {}
         () = overtime => tracing::warn!("passes under way did not end in time"),
     }
 }

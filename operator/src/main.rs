@@ -1,14 +1,21 @@
 //! The `fanout-operator` binary.
 
-use clap::Parser;
-use fanout_operator::args::Args;
+use fanout_operator::args::Command;
+use fanout_operator::check;
 use fanout_runtime::{shutdown, telemetry, tls};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     tls::install_ring_provider();
-    let args = Args::parse();
-    telemetry::init(args.log_format, &args.log_filter)?;
-    let shutdown = shutdown::on_signal()?;
-    Box::pin(fanout_operator::run(args, shutdown)).await
+    match Command::parse() {
+        Command::Run(args) => {
+            telemetry::init(args.log_format, &args.log_filter)?;
+            let shutdown = shutdown::on_signal()?;
+            Box::pin(fanout_operator::run(*args, shutdown)).await
+        }
+        Command::Check(args) => {
+            telemetry::init(telemetry::LogFormat::Text, "info")?;
+            Box::pin(check::run(&args)).await
+        }
+    }
 }

@@ -4,7 +4,8 @@
 #   build.sh kube     etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy, kubectl
 #   build.sh coredns  the cluster's name server
 #   build.sh pause    the process that holds a pod's namespaces
-#   build.sh          all of them
+#   build.sh health   what deployment tools make of an object (only tests use it)
+#   build.sh          all that the cluster needs
 #
 # Each part is built again only when its sources, its versions or its flags change. Needs Go; nothing is installed.
 set -euo pipefail
@@ -73,15 +74,20 @@ build_pause() {
   build_module pause "1 second" "-s -w"
 }
 
+build_health() {
+  build_module health "30 seconds" "-s -w"
+}
+
 case ${1:-all} in
 kube) build_kube ;;
 coredns) build_coredns ;;
 pause) build_pause ;;
+health) build_health ;;
 all)
   build_pause
   build_coredns
   build_kube
   ;;
-*) die "usage: build.sh [kube|coredns|pause]" ;;
+*) die "usage: build.sh [kube|coredns|pause|health]" ;;
 esac
 printf '%s\n' "$bin"

@@ -1,5 +1,5 @@
 //! The product on a real cluster: the chart is installed, events are delivered, a filter changes without a restart, and
-//! everything can be removed again.
+//! everything can be removed again. Between that, the version before is upgraded, rolled back and upgraded again.
 //!
 //! Uses the local cluster if it runs, else starts it and stops it afterwards. Needs root on Linux, as that cluster does.
 #![allow(
@@ -14,6 +14,7 @@
 mod command;
 mod node;
 mod system;
+mod upgrade;
 
 use fanout_tests::eventually;
 use serde_json::json;
@@ -124,5 +125,6 @@ async fn the_product_is_installed_used_changed_and_removed() {
     })
     .await;
     system.step("the objects are deleted");
+    upgrade::loses_nothing(&system).await;
     system.remove().await;
 }

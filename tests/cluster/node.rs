@@ -43,7 +43,16 @@ impl Node {
     }
 
     pub(crate) fn helm(&self) -> Command {
-        let mut command = Command::new(output(&mut script("helm.sh")).trim());
+        self.helm_of(&mut script("helm.sh"))
+    }
+
+    /// The oldest one that the chart supports.
+    pub(crate) fn old_helm(&self) -> Command {
+        self.helm_of(script("helm.sh").arg("old"))
+    }
+
+    fn helm_of(&self, script: &mut Command) -> Command {
+        let mut command = Command::new(output(script).trim());
         command.env("KUBECONFIG", &self.kubeconfig);
         command
     }
@@ -89,17 +98,35 @@ pub(crate) fn load_image(name: &str) -> String {
                 .unwrap(),
         );
     }
-    let packed = output(&mut pack);
+    import_image(&output(&mut pack))
+}
+
+/// Makes an image known to the cluster, given what pack.sh printed; returns its name.
+pub(crate) fn import_image(packed: &str) -> String {
     let (reference, archive) = packed.trim().split_once(' ').unwrap();
     library("import_image", &[archive]);
     reference.to_owned()
 }
 
+/// Gives an image of the cluster another name, which is returned.
+pub(crate) fn tag_image(image: &str, name: &str) -> String {
+    ctr(&["images", "tag", "--force", image, name]);
+    name.to_owned()
+}
+
 /// Stops (`pause`) or resumes every process of a container, as the runtime does it.
 pub(crate) fn container(action: &str, id: &str) {
-    let arguments = "ctr --address /run/node/containerd.sock --namespace k8s.io tasks";
-    let arguments: Vec<&str> = arguments.split(' ').chain([action, id]).collect();
-    library("in_node", &arguments);
+    ctr(&["tasks", action, id]);
+}
+
+/// Calls the runtime's own tool.
+fn ctr(arguments: &[&str]) {
+    let program = "ctr --address /run/node/containerd.sock --namespace k8s.io";
+    let all: Vec<&str> = program
+        .split(' ')
+        .chain(arguments.iter().copied())
+        .collect();
+    library("in_node", &all);
 }
 
 /// Calls a function of lib.sh.

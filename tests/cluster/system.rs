@@ -1,11 +1,14 @@
 //! The product, its services and a receiver in a namespace of their own on the cluster.
 
 mod objects;
+mod release;
+pub(crate) mod traffic;
 
 use crate::SOON;
-use crate::command::{output, repository_file, tests_dir, try_with_input};
+use crate::command::{output, repository_file, try_with_input};
 use crate::node::{self, Node};
 use fanout_tests::eventually;
+use release::Version;
 use serde_json::{Value, json};
 use std::time::Instant;
 
@@ -20,6 +23,7 @@ const RANGES: &str = "{10.244.0.0/24,10.96.0.0/16}";
 #[derive(Debug)]
 pub(crate) struct System {
     namespace: String,
+    current: Version,
     installed_here: bool,
     started: Instant,
     // Last: the cluster outlives what runs on it.
@@ -35,12 +39,13 @@ impl System {
         let images = ["demo", "kafka", "postgres"].map(|name| (name, node::load_image(name)));
         let mut system = Self {
             namespace: format!("cluster-test-{}", std::process::id()),
+            current: Version::current(&product),
             installed_here: false,
             started,
             node,
         };
         system.step("the images are on the cluster");
-        system.install_chart(&product);
+        system.install_chart();
         system.step("the chart is installed");
         // The strictest policy of the namespace: workers and all have to pass it.
         system.apply(&json!({
@@ -53,6 +58,7 @@ impl System {
         system.rollout(&["kafka", "postgres"]);
         system.prepare_database().await;
         system.apply_manifest("receiver", &images);
+        system.apply_manifest("writer", &images);
         system.rollout(&["receiver"]);
         system.step("Kafka, PostgreSQL and the receiver run");
         system
@@ -61,31 +67,6 @@ impl System {
     /// Says how far the test is.
     pub(crate) fn step(&self, what: &str) {
         eprintln!("{:4} s  {what}", self.started.elapsed().as_secs());
-    }
-
-    fn install_chart(&mut self, image: &str) {
-        let listed = output(self.node.helm().args([
-            "list",
-            "--namespace",
-            OPERATOR_NAMESPACE,
-            "--short",
-            "--filter",
-            "^fanout$",
-        ]));
-        self.installed_here = listed.trim().is_empty();
-        let (repository, tag) = image.rsplit_once(':').unwrap();
-        output(
-            self.node
-                .helm()
-                .args(["upgrade", "--install", RELEASE])
-                .arg(tests_dir().join("../charts/fanout-operator"))
-                .args(["--namespace", OPERATOR_NAMESPACE, "--create-namespace"])
-                .args(["--set", "image.registry="])
-                .args(["--set", &format!("image.repository={repository}")])
-                .args(["--set", &format!("image.tag={tag}")])
-                .args(["--set", &format!("egress.allowedCIDRs={RANGES}")])
-                .args(["--wait", "--timeout", "300s"]),
-        );
     }
 
     fn apply_manifest(&self, name: &str, images: &[(&str, String)]) {
@@ -179,18 +160,27 @@ impl System {
         self.kubectl_with_input(&["apply", "--filename=-"], &object.to_string());
     }
 
-    fn kubectl(&self, arguments: &[&str]) -> String {
+    pub(crate) fn kubectl(&self, arguments: &[&str]) -> String {
         self.kubectl_with_input(arguments, "")
     }
 
+    /// `Err` holds what it said on standard error.
+    pub(crate) fn try_kubectl(&self, arguments: &[&str]) -> Result<String, String> {
+        self.try_kubectl_with_input(arguments, "")
+    }
+
     fn kubectl_with_input(&self, arguments: &[&str], input: &str) -> String {
+        self.try_kubectl_with_input(arguments, input)
+            .unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
+    }
+
+    fn try_kubectl_with_input(&self, arguments: &[&str], input: &str) -> Result<String, String> {
         let mut command = self.node.kubectl();
         command
             .arg("--namespace")
             .arg(&self.namespace)
             .args(arguments);
         try_with_input(&mut command, input)
-            .unwrap_or_else(|error| panic!("kubectl {arguments:?}: {error}"))
     }
 
     fn sql(&self, database: &str, text: &str) -> String {

@@ -1,11 +1,13 @@
 //! The chart renders what Kubernetes accepts, refuses values it does not know, and agrees with what lies in manifests/.
 
+mod helms;
 mod installed;
 
 use clap::Parser as _;
 use fanout_tests::services::{dirs, run};
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde::Serialize;
@@ -47,15 +49,26 @@ const CHANGED: &[(&str, &str)] = &[
         r#"{"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "podAffinityTerm":
             {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app.kubernetes.io/name": "fanout-operator"}}}}]}}"#,
     ),
+    (
+        "topologySpreadConstraints",
+        r#"[{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}]"#,
+    ),
     ("priorityClassName", r#""system-cluster-critical""#),
     ("podLabels", r#"{"team": "platform"}"#),
     ("podAnnotations", r#"{"example.com/owner": "platform"}"#),
+    ("podDisruptionBudget.enabled", "true"),
+    ("rbac.aggregateClusterRoles", "false"),
 ];
 
-#[test]
-fn helm_lint_finds_nothing() {
-    helm(&["lint", "--strict", &chart()]).unwrap();
-}
+/// Values whose keys are the user's.
+const FREE: &[&str] = &[
+    "resources.requests",
+    "resources.limits",
+    "nodeSelector",
+    "affinity",
+    "podLabels",
+    "podAnnotations",
+];
 
 #[test]
 fn every_value_is_known_to_the_schema_and_changes_what_is_rendered() {
@@ -103,14 +116,28 @@ fn unknown_and_impossible_values_are_refused() {
 }
 
 #[test]
+fn an_unknown_value_is_refused_wherever_it_stands() {
+    let values: Value = serde_yaml::from_str(&read("charts/fanout-operator/values.yaml")).unwrap();
+    let mut places = Vec::new();
+    object_paths("", &values, &mut places);
+    assert!(places.len() > 8, "{places:?}");
+    for place in places {
+        let error = template(&[&format!("{place}notThere=1")])
+            .expect_err(&place)
+            .to_string();
+        assert!(
+            error.contains("notThere") && error.contains("schema"),
+            "{place}: {error}"
+        );
+    }
+}
+
+#[test]
 fn every_rendered_object_is_of_its_kind_and_of_nothing_else() {
-    let all: Vec<String> = CHANGED
-        .iter()
-        .filter(|(path, _)| !path.starts_with("crds."))
-        .map(|(path, value)| format!("{path}={value}"))
-        .collect();
+    let all = all_changed();
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    for values in [&[][..], &all] {
+    // Changed values add a PodDisruptionBudget and leave the two roles for users out.
+    for (values, expected) in [(&[][..], 13), (&all, 12)] {
         let objects = documents(&template(values).unwrap());
         for object in &objects {
             match object["kind"].as_str().unwrap() {
@@ -121,14 +148,18 @@ fn every_rendered_object_is_of_its_kind_and_of_nothing_else() {
                 "Role" => same::<Role>(object),
                 "RoleBinding" => same::<RoleBinding>(object),
                 "Deployment" => same::<Deployment>(object),
+                "PodDisruptionBudget" => same::<PodDisruptionBudget>(object),
+                "Pod" => same::<Pod>(object),
                 kind => panic!("a new kind, {kind}: add it here"),
             }
-            assert_eq!(
-                object["metadata"]["labels"]["app.kubernetes.io/name"], "fanout-operator",
-                "{object}"
-            );
+            let name = &object["metadata"]["labels"]["app.kubernetes.io/name"];
+            let expected = match object["kind"].as_str() {
+                Some("Pod") => "fanout-operator-check",
+                _ => "fanout-operator",
+            };
+            assert_eq!(name, expected, "{object}");
         }
-        assert_eq!(objects.len(), 12);
+        assert_eq!(objects.len(), expected);
     }
 }
 
@@ -175,6 +206,11 @@ fn generated_files_are_up_to_date() {
             .join(name);
         pairs.push((repository().join("crds").join(name), copy));
     }
+    let installed = documents(&read("manifests/install.yaml"));
+    assert!(
+        installed.iter().all(|object| object["kind"] != "Pod"),
+        "Helm alone runs its test pod"
+    );
     for (source, generated) in pairs {
         let [source, found] =
             [&source, &generated].map(|file| std::fs::read_to_string(file).unwrap_or_default());
@@ -314,6 +350,31 @@ fn leaf_paths(path: &str, value: &Value, leaves: &mut BTreeSet<String>) {
     }
 }
 
+/// Prefixes of the values below each object whose keys the schema knows.
+fn object_paths(path: &str, value: &Value, places: &mut Vec<String>) {
+    let Some(map) = value.as_object().filter(|_| !FREE.contains(&path)) else {
+        return;
+    };
+    let prefix = if path.is_empty() {
+        String::new()
+    } else {
+        format!("{path}.")
+    };
+    for (key, child) in map {
+        object_paths(&format!("{prefix}{key}"), child, places);
+    }
+    places.push(prefix);
+}
+
+/// Every changed value at once, but the CRDs stay.
+fn all_changed() -> Vec<String> {
+    CHANGED
+        .iter()
+        .filter(|(path, _)| !path.starts_with("crds."))
+        .map(|(path, value)| format!("{path}={value}"))
+        .collect()
+}
+
 fn container(objects: &[Value]) -> Value {
     let deployments: Vec<Deployment> = of_kind(objects, "Deployment");
     serde_json::to_value(&deployments[0]).unwrap()["spec"]["template"]["spec"]["containers"][0]
@@ -330,34 +391,63 @@ fn of_kind<K: DeserializeOwned>(objects: &[Value], kind: &str) -> Vec<K> {
 
 /// Renders the chart with `values` (`path=JSON`).
 fn template(values: &[&str]) -> anyhow::Result<String> {
-    let chart = chart();
-    let mut arguments = vec![
-        "template",
-        "fanout-operator",
-        &chart,
-        "--namespace",
-        "fanout-system",
-    ];
-    for value in values {
-        arguments.extend(["--set-json", value]);
-    }
-    helm(&arguments)
+    let options: Vec<&str> = values
+        .iter()
+        .flat_map(|value| ["--set-json", value])
+        .collect();
+    Helm::Current.template(&chart(), &options)
 }
 
 fn helm(arguments: &[&str]) -> anyhow::Result<String> {
-    static HELM: LazyLock<Result<String, String>> = LazyLock::new(|| {
-        run(Command::new("bash")
-            .arg(dirs::tests_dir().join("cluster/helm.sh"))
-            .env("FANOUT_CACHE", dirs::cache()))
-        .map_err(|error| error.to_string())
-    });
-    let helm = HELM.as_ref().map_err(|error| anyhow::anyhow!("{error}"))?;
-    let home = dirs::private("helm", 0o700)?;
-    run(Command::new(helm.trim())
-        .args(arguments)
-        .env("HELM_CACHE_HOME", home.join("cache"))
-        .env("HELM_CONFIG_HOME", home.join("config"))
-        .env("HELM_DATA_HOME", home.join("data")))
+    Helm::Current.run(arguments)
+}
+
+/// A version of Helm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Helm {
+    /// The one that the project uses.
+    Current,
+    /// The oldest one that the chart supports.
+    Old,
+}
+
+impl Helm {
+    /// Renders a chart as the release `fanout-operator`.
+    fn template(self, chart: &str, options: &[&str]) -> anyhow::Result<String> {
+        // An old Helm takes a cluster to be as old as itself.
+        let fixed = "--namespace fanout-system --kube-version 1.34.0";
+        let arguments = ["template", "fanout-operator", chart];
+        let fixed: Vec<&str> = fixed.split(' ').collect();
+        self.run(&[&arguments[..], &fixed, options].concat())
+    }
+
+    fn run(self, arguments: &[&str]) -> anyhow::Result<String> {
+        static CURRENT: LazyLock<Result<String, String>> = LazyLock::new(|| fetch(None));
+        static OLD: LazyLock<Result<String, String>> = LazyLock::new(|| fetch(Some("old")));
+        let program = match self {
+            Self::Current => &*CURRENT,
+            Self::Old => &*OLD,
+        };
+        let program = program
+            .as_ref()
+            .map_err(|error| anyhow::anyhow!("{error}"))?;
+        let home = dirs::private(&format!("helm-{self:?}"), 0o700)?;
+        run(Command::new(program)
+            .args(arguments)
+            .env("HELM_CACHE_HOME", home.join("cache"))
+            .env("HELM_CONFIG_HOME", home.join("config"))
+            .env("HELM_DATA_HOME", home.join("data")))
+    }
+}
+
+/// Path of a Helm in the cache.
+fn fetch(which: Option<&str>) -> Result<String, String> {
+    run(Command::new("bash")
+        .arg(dirs::tests_dir().join("cluster/helm.sh"))
+        .args(which)
+        .env("FANOUT_CACHE", dirs::cache()))
+    .map(|path| path.trim().to_owned())
+    .map_err(|error| error.to_string())
 }
 
 fn documents(text: &str) -> Vec<Value> {

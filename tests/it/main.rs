@@ -16,5 +16,6 @@ mod harness;
 mod kafka_admin;
 mod observer;
 mod operator;
+mod previous;
 mod relay;
 mod relay_review;

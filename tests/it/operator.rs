@@ -5,6 +5,7 @@ mod cluster;
 mod flows;
 mod kubelet;
 mod live;
+mod manners;
 mod played;
 mod repairs;
 mod scale;

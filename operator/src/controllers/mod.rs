@@ -88,8 +88,15 @@ pub(crate) async fn run(
             }
         }
     };
+    let described = async {
+        loop {
+            ctx.served.changed().await;
+            triggers.everything();
+        }
+    };
     tokio::select! {
         () = work => {}
+        () = described => {}
         () = watches.run(Arc::clone(&triggers)) => tracing::error!("the watches ended"),
         () = observed => {}
     }

@@ -100,6 +100,15 @@ impl Triggers {
         }
     }
 
+    /// Asks for a pass of every object of both kinds.
+    pub(crate) fn everything(&self) {
+        self.all_topics();
+        for object in self.stores.subscriptions.state() {
+            self.subscriptions
+                .add(&object.namespace().unwrap_or_default(), &object.name_any());
+        }
+    }
+
     fn rivals(&self) {
         let all = self.stores.topics();
         for topic in all.iter().filter_map(|object| object.0.as_ref().ok()) {

@@ -155,7 +155,7 @@ impl System {
         serde_json::from_str(&text).unwrap()
     }
 
-    fn pods(&self, selector: &str) -> Vec<Value> {
+    pub(super) fn pods(&self, selector: &str) -> Vec<Value> {
         let selector = format!("--selector={selector}");
         let mut listed: Value =
             serde_json::from_str(&self.kubectl(&["get", "pods", &selector, "--output=json"]))

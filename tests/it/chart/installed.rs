@@ -1,7 +1,7 @@
 //! The chart on a real API server: pod security, rights, install and uninstall.
 
-use super::{chart, documents, helm, of_kind, read, repository, template};
-use fanout_tests::services::api_server;
+use super::{Helm, chart, documents, helm, of_kind, read, repository, template};
+use fanout_tests::services::{api_server, dirs, run};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -139,6 +139,7 @@ async fn an_api_server_takes_the_manifests_and_the_pod_fits_the_restricted_polic
         .get("fanout-operator")
         .await
         .unwrap();
+    let check: Vec<Pod> = of_kind(&documents(&template(&[]).unwrap()), "Pod");
     let template = deployment.spec.unwrap().template;
     let pod = |change: &dyn Fn(&mut Value)| -> Pod {
         let mut pod = json!({"metadata": {"name": "operator"}, "spec": template.spec});
@@ -158,6 +159,7 @@ async fn an_api_server_takes_the_manifests_and_the_pod_fits_the_restricted_polic
         context["readOnlyRootFilesystem"], true,
         "the policy does not ask for it"
     );
+    pods.create(&dry_run, &check[0]).await.unwrap();
     let refused = pods
         .create(
             &dry_run,
@@ -166,6 +168,30 @@ async fn an_api_server_takes_the_manifests_and_the_pod_fits_the_restricted_polic
         .await
         .expect_err("the policy is in force");
     assert!(refused.to_string().contains("restricted"), "{refused}");
+}
+
+#[tokio::test]
+async fn an_api_server_takes_what_the_values_for_high_availability_render() {
+    let server = api_server();
+    install(&server.client().await).await;
+    let ha = format!("{}/values-ha.yaml", chart());
+    // The CRDs are there.
+    let options = ["--values", &ha, "--set", "crds.install=false"];
+    let rendered = Helm::Current.template(&chart(), &options).unwrap();
+    let file = dirs::private("ha", 0o700).unwrap().join("rendered.yaml");
+    std::fs::write(&file, rendered).unwrap();
+    let said = run(server
+        .kubectl()
+        .args(["apply", "--server-side", "--dry-run=server"])
+        .args(["--force-conflicts", "--validate=strict", "--filename"])
+        .arg(&file))
+    .unwrap();
+    for object in [
+        "poddisruptionbudget.policy/fanout-operator",
+        "pod/fanout-operator-check",
+    ] {
+        assert!(said.contains(object), "{said}");
+    }
 }
 
 #[tokio::test]

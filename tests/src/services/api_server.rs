@@ -25,6 +25,7 @@ const START_LIMIT: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct ApiServer {
     dir: PathBuf,
+    kubectl: PathBuf,
     port: u16,
     // The server goes first: without etcd it would only complain.
     server: Process,
@@ -42,12 +43,24 @@ impl ApiServer {
         let server = start_server(&binaries, &dir, port, &etcd_url)?;
         let this = Self {
             dir,
+            kubectl: binaries.join("kubectl"),
             port,
             server,
             _etcd: etcd,
         };
         this.wait_until_ready()?;
         Ok(this)
+    }
+
+    /// `kubectl` of this server's version, as a user with every right.
+    pub fn kubectl(&self) -> Command {
+        let mut command = Command::new(&self.kubectl);
+        command
+            .env("KUBECONFIG", self.kubeconfig())
+            // Its cache of what the server knows; CRDs change, and the next server may have the same port.
+            .arg("--cache-dir")
+            .arg(self.dir.join("kubectl"));
+        command
     }
 
     /// Kubeconfig of a user with every right.

@@ -93,9 +93,11 @@ async fn write_status(
     topic: &FanoutTopic,
     outcome: &Outcome,
 ) -> Result<fanout_crds::FanoutTopicStatus, Error> {
-    let mut status = status::next(topic, outcome, Timestamp::now());
+    let fit = |status| ctx.served.fit(&FanoutTopic::kind(&()), status);
+    let mut status = fit(status::next(topic, outcome, Timestamp::now()));
     let changed = topic.status.as_ref() != Some(&status);
     status.outbox = reports::outbox(ctx, topic, changed);
+    let status = fit(status);
     if topic.status.as_ref() == Some(&status) {
         return Ok(status);
     }

@@ -24,9 +24,9 @@ use fanout_crds::condition::{POSITION_INITIALIZED, READY, STALLED, reason};
 use fanout_crds::subscription::{Isolation, Sink};
 use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
 use k8s_openapi::jiff::Timestamp;
-use kube::ResourceExt;
 use kube::api::Api;
 use kube::runtime::controller::Action;
+use kube::{Resource, ResourceExt};
 use observe::Group;
 use status::{Outcome, Progress, Worker};
 use std::sync::Arc;
@@ -114,12 +114,14 @@ async fn write_status(
     subscription: &mut Subscription,
     outcome: &Outcome,
 ) -> Result<(), Error> {
-    let mut next = status::next(subscription, outcome, Timestamp::now());
+    let fit = |status| ctx.served.fit(&Subscription::kind(&()), status);
+    let mut next = fit(status::next(subscription, outcome, Timestamp::now()));
     let changed = subscription.status.as_ref() != Some(&next);
     let progress = reports::progress(ctx, subscription, Progress::shown(&next), changed);
     next.depth = progress.depth;
     next.oldest_event_time = progress.oldest_event_time;
     next.rate_per_second = progress.rate_per_second;
+    let next = fit(next);
     if subscription.status.as_ref() == Some(&next) {
         return Ok(());
     }
