@@ -10,6 +10,8 @@ pub const CREDENTIALS_LABEL: &str = "fanout.dev/credentials";
 pub const RESUME_ANNOTATION: &str = "fanout.dev/resume";
 /// Annotation the operator changes on a worker's pods so that the kubelet refreshes their volume at once.
 pub const CONFIG_ANNOTATION: &str = "fanout.dev/config";
+/// Finalizer on a FanoutTopic or Subscription with `deletionPolicy: Delete`.
+pub const CLEANUP_FINALIZER: &str = "fanout.dev/cleanup";
 /// Label on everything the operator creates: the FanoutTopic it belongs to.
 pub const TOPIC_LABEL: &str = "fanout.dev/topic";
 /// Label on worker objects: the worker (Deployment) they belong to.

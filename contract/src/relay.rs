@@ -17,6 +17,9 @@ pub struct RelayConfig {
     /// Publish nothing, but keep measuring.
     #[serde(default)]
     pub suspend: bool,
+    /// Publish nothing any more, and delete the topic's positions once no relay publishes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete_positions: bool,
     /// The outbox.
     pub source: Source,
     /// The log.
@@ -110,6 +113,8 @@ pub struct RelayStatus {
     pub generation: i64,
     /// Suspended by configuration.
     pub suspended: bool,
+    /// True once the database holds no position of the topic any more, because the configuration in force says so.
+    pub positions_deleted: bool,
     /// Why the outbox can't be read; absent when it can.
     pub source_error: Option<Problem<SourceError>>,
     /// Why nothing can be produced; absent when it can.

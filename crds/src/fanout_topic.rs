@@ -1,5 +1,6 @@
 //! Kind FanoutTopic: an outbox table, the log behind it, and how its relays run.
 
+use crate::deletion::DeletionPolicy;
 use crate::pod::PodSettings;
 use crate::reference::SecretKeyRef;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -46,6 +47,12 @@ pub struct FanoutTopicSpec {
     /// How the consumers of the topic's Subscriptions run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumers: Option<Consumers>,
+    /// Retain: when the FanoutTopic is deleted, its Kafka topics and the relay's positions stay. Delete: the relay deletes its
+    /// positions, then the Kafka topic and its dead letter topic are deleted, as long as they have the recorded UUIDs, also
+    /// when they existed before the FanoutTopic. Meanwhile the finalizer `fanout.dev/cleanup` keeps the object, at most for
+    /// the operator's deletion deadline (300 seconds unless installed otherwise): what could not be deleted by then stays.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
 }
 
 /// Where rows come from. Exactly one member.

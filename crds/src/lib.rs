@@ -6,6 +6,7 @@
 #![allow(unreachable_pub)]
 
 pub mod condition;
+pub mod deletion;
 pub mod fanout_topic;
 pub mod pod;
 pub mod reference;
@@ -14,6 +15,7 @@ pub mod subscription;
 #[cfg(test)]
 mod tests;
 
+pub use deletion::DeletionPolicy;
 pub use fanout_topic::{FanoutTopic, FanoutTopicSpec, FanoutTopicStatus};
 pub use schema::{crds, yaml};
 pub use subscription::{Subscription, SubscriptionSpec, SubscriptionStatus};

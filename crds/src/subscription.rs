@@ -1,5 +1,6 @@
 //! Kind Subscription: who wants which events of a FanoutTopic, where they go, and how delivery behaves.
 
+use crate::deletion::DeletionPolicy;
 use crate::reference::{SecretKeyRef, TopicRef};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
@@ -59,6 +60,12 @@ pub struct SubscriptionSpec {
     /// Auto: a worker process shared with other Subscriptions of the topic. Dedicated: a Deployment of its own.
     #[serde(default)]
     pub isolation: Isolation,
+    /// Retain: when the Subscription is deleted, its consumer group stays, and a Subscription of the same name resumes where
+    /// it was. Delete: the consumer group is deleted once it has no members. Meanwhile the finalizer `fanout.dev/cleanup` keeps
+    /// the object, at most for the operator's deletion deadline (300 seconds unless installed otherwise): a group that could
+    /// not be deleted by then stays.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
 }
 
 /// First position of a Subscription. Exactly one member.

@@ -102,9 +102,10 @@ comment on table fanout.members is 'Relays that are up: each takes its share of 
 
 grant usage on schema fanout to :"relay_role";
 grant select on all tables in schema fanout to :"relay_role";
-grant insert, update (match) on fanout.topics to :"relay_role";
-grant insert on fanout.ranges to :"relay_role";
-grant insert, update on fanout.leases to :"relay_role";
+-- delete on topics, ranges and leases: only for a FanoutTopic with deletionPolicy Delete, when it is deleted.
+grant insert, update (match), delete on fanout.topics to :"relay_role";
+grant insert, delete on fanout.ranges to :"relay_role";
+grant insert, update, delete on fanout.leases to :"relay_role";
 grant insert, delete on fanout.positions to :"relay_role";
 grant insert, delete on fanout.parked to :"relay_role";
 grant insert, update, delete on fanout.members to :"relay_role";

@@ -7,6 +7,7 @@ use fanout_runtime::telemetry::LogFormat;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What the program was started for.
 #[derive(Clone, Debug)]
@@ -58,6 +59,9 @@ pub struct Args {
     /// Private range that sinks may connect to; may be repeated.
     #[arg(long = "egress-allowed-cidr", value_name = "CIDR")]
     pub egress_allowed_cidrs: Vec<IpNet>,
+    /// What `deletionPolicy: Delete` could not delete this many seconds after the object's deletion stays.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub deletion_deadline_seconds: u64,
     /// Address of the admin server (`/livez`, `/readyz`, `/metrics`, `/status`).
     #[arg(long, default_value = "0.0.0.0:8080")]
     pub admin_addr: SocketAddr,
@@ -80,6 +84,7 @@ impl Args {
             image_pull_policy: self.image_pull_policy.clone(),
             kafka_prefix: self.kafka_prefix.clone(),
             egress_allowed: self.egress_allowed_cidrs.clone(),
+            deletion_deadline: Duration::from_secs(self.deletion_deadline_seconds),
         }
     }
 }

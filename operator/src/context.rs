@@ -1,5 +1,6 @@
 //! What every reconcile shares.
 
+use crate::accesses::Accesses;
 use crate::kafka::Clusters;
 use crate::metrics::Metrics;
 use crate::observer::Observer;
@@ -33,6 +34,8 @@ pub(crate) struct Context {
     pub(crate) clusters: Arc<Clusters>,
     /// What workers and logs say.
     pub(crate) observer: Arc<Observer>,
+    /// How Kafka was last reached for each FanoutTopic.
+    pub(crate) accesses: Accesses,
     /// Placements that the watch cache does not show yet.
     pub(crate) placements: Recent,
     /// Configurations that workers have not taken over yet.
@@ -76,11 +79,16 @@ impl Retries {
 
     /// After one more failure of `object`.
     pub(crate) fn next<K: Resource<DynamicType = ()>>(&self, object: &K) -> Action {
+        Action::requeue(self.delay(object))
+    }
+
+    /// The delay that [`Self::next`] waits.
+    pub(crate) fn delay<K: Resource<DynamicType = ()>>(&self, object: &K) -> Duration {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let backoff = all
             .entry(Self::key(object))
             .or_insert_with(|| Backoff::new(RETRY_FIRST, RETRY_LONGEST));
-        Action::requeue(backoff.next_delay())
+        backoff.next_delay()
     }
 
     /// After a success: the next failure starts with the shortest delay.

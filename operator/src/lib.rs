@@ -6,7 +6,7 @@
 //!
 //! | group | resource | verbs | where |
 //! |---|---|---|---|
-//! | fanout.dev | fanouttopics, subscriptions | get, list, watch | cluster |
+//! | fanout.dev | fanouttopics, subscriptions | get, list, watch, patch (the finalizer alone) | cluster |
 //! | fanout.dev | fanouttopics/status, subscriptions/status | patch | cluster |
 //! | apps | deployments | get, list, watch, create, patch, delete | cluster |
 //! | "" | configmaps, secrets, serviceaccounts | get, list, watch, create, patch, delete | cluster |
@@ -17,6 +17,7 @@
 //! | discovery.k8s.io | endpointslices | list, watch | namespace `default` |
 //! | coordination.k8s.io | leases | get, create, update | its own namespace |
 
+mod accesses;
 mod apply;
 pub mod args;
 pub mod check;
@@ -126,6 +127,7 @@ pub async fn run_on(
         stores,
         clusters,
         observer,
+        accesses: accesses::Accesses::default(),
         placements: placement::Recent::default(),
         pushes: pushes::Pushes::default(),
         metrics,

@@ -1,6 +1,7 @@
 //! What the platform team chose when it installed the operator: parsed once, passed down, never read from elsewhere.
 
 use ipnet::IpNet;
+use std::time::Duration;
 
 /// Settings of this installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,4 +14,6 @@ pub(crate) struct Settings {
     pub(crate) kafka_prefix: String,
     /// Private ranges that sinks may connect to.
     pub(crate) egress_allowed: Vec<IpNet>,
+    /// What `deletionPolicy: Delete` could not delete this long after the object's deletion stays.
+    pub(crate) deletion_deadline: Duration,
 }

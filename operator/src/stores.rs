@@ -1,5 +1,6 @@
 //! What the operator watches, readable by everybody who reconciles.
 
+use crate::controllers::deletion;
 use fanout_contract::consumer::Egress;
 use fanout_contract::names;
 use fanout_crds::{FanoutTopic, Subscription};
@@ -99,6 +100,24 @@ impl Stores {
         all
     }
 
+    /// The Subscriptions of a FanoutTopic that are being deleted and that the operator has to clean up after, undecodable
+    /// ones left out.
+    pub(crate) fn cleaned_up_of(
+        &self,
+        namespace: &str,
+        topic: &str,
+    ) -> Vec<Arc<GuardedSubscription>> {
+        self.subscriptions.state_filter(|object| {
+            object.0.as_ref().is_ok_and(|subscription| {
+                let meta = &subscription.metadata;
+                subscription.spec.topic_ref.name == topic
+                    && meta.namespace.as_deref() == Some(namespace)
+                    && meta.deletion_timestamp.is_some()
+                    && deletion::has_finalizer(meta)
+            })
+        })
+    }
+
     /// A Secret that may be referred to.
     pub(crate) fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
         self.secrets.get(&ObjectRef::new(name).within(namespace))
@@ -127,6 +146,15 @@ impl Stores {
             pod.metadata.namespace.as_deref() == Some(namespace)
                 && pod.labels().get(names::WORKER_LABEL).map(String::as_str) == Some(worker)
                 && is_live(pod)
+        })
+    }
+
+    /// The pods of all workers of a FanoutTopic that have not ended, those that are ending included.
+    pub(crate) fn pods_of_topic(&self, namespace: &str, topic: &str) -> Vec<Arc<Pod>> {
+        self.pods.state_filter(|pod| {
+            pod.metadata.namespace.as_deref() == Some(namespace)
+                && pod.labels().get(names::TOPIC_LABEL).map(String::as_str) == Some(topic)
+                && !has_ended(pod)
         })
     }
 
@@ -181,11 +209,20 @@ fn topic_of(object: &GuardedSubscription) -> Option<(&str, &str)> {
 }
 
 pub(crate) fn is_live(pod: &Pod) -> bool {
-    let phase = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref());
-    pod.metadata.deletion_timestamp.is_none() && !matches!(phase, Some("Succeeded" | "Failed"))
+    pod.metadata.deletion_timestamp.is_none() && !has_ended(pod)
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    matches!(phase(pod), Some("Succeeded" | "Failed"))
+}
+
+/// True when a container of the pod may have run.
+pub(crate) fn has_begun(pod: &Pod) -> bool {
+    phase(pod).is_some_and(|phase| phase != "Pending")
+}
+
+fn phase(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.phase.as_deref()
 }
 
 /// True when the pod's condition `Ready` holds.

@@ -53,6 +53,8 @@ impl Targets for Watched {
             .topics()
             .iter()
             .filter_map(|object| object.0.as_ref().ok())
+            // Its Kafka topic may go at any moment.
+            .filter(|topic| topic.metadata.deletion_timestamp.is_none())
             .map(|topic| self.topic(topic, &of(topic)))
             .collect()
     }

@@ -37,26 +37,9 @@ pub struct Broker {
 impl Broker {
     /// Connects, and checks that the topic exists.
     pub async fn connect(target: &KafkaTarget, files: &Files) -> Result<Arc<Self>, Failure> {
-        let credentials = credentials(&target.cluster, files)?;
-        let mut config = ClientConfig::new();
-        let Kafka {
-            bootstrap_servers,
-            auth,
-        } = &target.cluster;
-        for (name, value) in client_properties(bootstrap_servers, auth.mechanism, &credentials) {
-            config.set(name, value);
-        }
-        config.set("client.id", "fanout-relay");
-        config.set("socket.timeout.ms", "10000");
+        let config = client_config(&target.cluster, files)?;
         let admin: AdminClient<_> = config.create().map_err(|_| invalid())?;
-        let probe = Probe::default();
-        let client: BaseProducer<Probe> = config
-            .create_with_context(probe.clone())
-            .map_err(|_| invalid())?;
-        let topic = target.topic.clone();
-        let cluster = tokio::task::spawn_blocking(move || look(&client, &probe, &topic))
-            .await
-            .map_err(|_| failure(BrokerError::ProduceFailed, "looking at the broker failed"))??;
+        let cluster = ask(&config, &target.topic, Question::Topic).await?;
         Ok(Arc::new(Self {
             cluster,
             topic: target.topic.clone(),
@@ -123,6 +106,48 @@ impl std::fmt::Debug for Broker {
     }
 }
 
+/// Id of the cluster, whether the topic exists or not; nothing is asked about the topic, which some brokers would create.
+pub async fn cluster_id(target: &KafkaTarget, files: &Files) -> Result<String, Failure> {
+    let config = client_config(&target.cluster, files)?;
+    ask(&config, &target.topic, Question::Cluster).await
+}
+
+fn client_config(cluster: &Kafka, files: &Files) -> Result<ClientConfig, Failure> {
+    let credentials = credentials(cluster, files)?;
+    let mut config = ClientConfig::new();
+    let Kafka {
+        bootstrap_servers,
+        auth,
+    } = cluster;
+    for (name, value) in client_properties(bootstrap_servers, auth.mechanism, &credentials) {
+        config.set(name, value);
+    }
+    config.set("client.id", "fanout-relay");
+    config.set("socket.timeout.ms", "10000");
+    Ok(config)
+}
+
+/// What [`look`] is to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    /// The cluster's id, and that the topic exists.
+    Topic,
+    /// The cluster's id alone.
+    Cluster,
+}
+
+/// Answers `question` with a client of its own.
+async fn ask(config: &ClientConfig, topic: &str, question: Question) -> Result<String, Failure> {
+    let probe = Probe::default();
+    let client: BaseProducer<Probe> = config
+        .create_with_context(probe.clone())
+        .map_err(|_| invalid())?;
+    let topic = topic.to_owned();
+    tokio::task::spawn_blocking(move || look(&client, &probe, &topic, question))
+        .await
+        .map_err(|_| failure(BrokerError::ProduceFailed, "looking at the broker failed"))?
+}
+
 fn credentials(cluster: &Kafka, files: &Files) -> Result<KafkaCredentials, Failure> {
     let read = |file: &Option<String>, field: &str| {
         let Some(file) = file else {
@@ -186,21 +211,28 @@ impl ProducerContext for Probe {
     fn delivery(&self, _result: &DeliveryResult<'_>, (): ()) {}
 }
 
-/// Blocks: finds the topic and the id of the cluster.
-fn look(client: &BaseProducer<Probe>, probe: &Probe, topic: &str) -> Result<String, Failure> {
+/// Blocks: finds the id of the cluster, and the topic where that is asked for.
+fn look(
+    client: &BaseProducer<Probe>,
+    probe: &Probe,
+    topic: &str,
+    question: Question,
+) -> Result<String, Failure> {
     let failed = |code: Option<RDKafkaErrorCode>| {
         // Serves the connection's errors, which wait in the queue.
         client.poll(Duration::from_millis(100));
         classify(probe.error().or(code), topic)
     };
+    // Asking for every topic creates none; the id comes with the answer.
+    let asked = (question == Question::Topic).then_some(topic);
     let metadata = client
         .client()
-        .fetch_metadata(Some(topic), REQUEST)
+        .fetch_metadata(asked, REQUEST)
         .map_err(|error| failed(error.rdkafka_error_code()))?;
-    let error = metadata
-        .topics()
-        .iter()
-        .find_map(rdkafka::metadata::MetadataTopic::error);
+    let error = asked.and_then(|_| {
+        let mut topics = metadata.topics().iter();
+        topics.find_map(rdkafka::metadata::MetadataTopic::error)
+    });
     if let Some(code) = error {
         return Err(classify(Some(code.into()), topic));
     }

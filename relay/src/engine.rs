@@ -10,7 +10,7 @@ use crate::ranges::decide;
 use crate::source::{Failure, Source, failure};
 use crate::stats::{Gauges, Stats};
 use crate::worker::{Assignment, Ended, Shared, Worker};
-use crate::{checks, retention};
+use crate::{checks, forget, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
@@ -54,6 +54,9 @@ pub enum Stopped {
 
 /// Runs until `stop` or until something fails. An error is a panic in a part of it.
 pub async fn run(setting: Setting<'_>, stop: CancellationToken) -> anyhow::Result<Stopped> {
+    if setting.config.config.delete_positions {
+        return Ok(forget::run(setting, stop).await);
+    }
     let connected = tokio::select! {
         connected = connect(setting) => connected,
         () = stop.cancelled() => return Ok(Stopped::Asked),

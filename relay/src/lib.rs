@@ -2,7 +2,8 @@
 //!
 //! [`run`] wires the process; [`engine`] owns ranges under one configuration; a [`worker`] publishes one range: it reads
 //! the difference of two snapshots ([`claim`]), encodes ([`encode`]), produces ([`produce`]), parks what can't be produced
-//! ([`park`]) and stores how far it came ([`position`]) under its lease ([`lease`], shared out by [`ranges`]).
+//! ([`park`]) and stores how far it came ([`position`]) under its lease ([`lease`], shared out by [`ranges`]), until all of that
+//! is to be deleted ([`forget`]).
 
 pub mod args;
 pub mod broker;
@@ -11,6 +12,7 @@ pub mod claim;
 pub mod clock;
 pub mod encode;
 pub mod engine;
+pub mod forget;
 pub mod lease;
 pub mod measure;
 pub mod park;

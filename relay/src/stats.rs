@@ -109,8 +109,16 @@ impl Stats {
         status.source_error = None;
         status.broker_error = None;
         status.source_checked = false;
+        status.positions_deleted = false;
         status.pending = None;
         status.long_transaction = None;
+    }
+
+    /// The database holds no position of the topic any more.
+    pub fn positions_deleted(&self) {
+        let status = &mut self.state().status;
+        status.positions_deleted = true;
+        status.source_error = None;
     }
 
     /// Whether the outbox can be read.

@@ -34,6 +34,7 @@ const CHANGED: &[(&str, &str)] = &[
     ("crds.keep", "false"),
     ("kafka.prefix", r#""prod.""#),
     ("egress.allowedCIDRs", r#"["10.96.0.0/12", "fd00::/8"]"#),
+    ("deletion.deadlineSeconds", "60"),
     ("log.format", r#""text""#),
     ("log.filter", r#""fanout_operator=debug,info""#),
     ("resources.requests.cpu", r#""1""#),
@@ -106,6 +107,7 @@ fn unknown_and_impossible_values_are_refused() {
         ("image.digest=\"sha256:short\"", "digest"),
         ("egress.allowedCIDRs=[\"everything\"]", "allowedCIDRs"),
         ("kafka.prefix=\"a b\"", "prefix"),
+        ("deletion.deadlineSeconds=0", "deadlineSeconds"),
     ] {
         let error = template(&[set]).expect_err(set).to_string();
         assert!(
@@ -259,6 +261,7 @@ fn the_operator_understands_its_arguments() {
     let values = [
         "kafka.prefix=\"prod.\"",
         "egress.allowedCIDRs=[\"10.96.0.0/12\", \"fd00::/8\"]",
+        "deletion.deadlineSeconds=86400",
         "log.format=\"text\"",
     ];
     let container = container(&documents(&template(&values).unwrap()));
@@ -281,6 +284,7 @@ fn the_operator_understands_its_arguments() {
         ("system", "operator-0")
     );
     assert_eq!(args.kafka_prefix, "prod.");
+    assert_eq!(args.deletion_deadline_seconds, 86_400);
     assert_eq!(args.egress_allowed_cidrs.len(), 2);
     assert_eq!(args.worker_image, container["image"]);
     let port = container["ports"][0]["containerPort"].as_u64().unwrap();

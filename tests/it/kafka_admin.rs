@@ -1,5 +1,7 @@
 //! The operator's Kafka facade against a real broker.
 
+mod deletion;
+
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};
 use fanout_operator::kafka::{
     Cluster, ClusterParams, Clusters, CommitOutcome, ErrorClass, NewTopic, Watermarks,

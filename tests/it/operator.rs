@@ -2,6 +2,7 @@
 //! workers are played.
 
 mod cluster;
+mod deletion;
 mod flows;
 mod kubelet;
 mod live;

@@ -3,6 +3,7 @@
 mod changes;
 mod checks;
 mod delivery;
+mod forgetting;
 mod history;
 mod outages;
 mod parking;

@@ -34,6 +34,7 @@ impl Sandbox {
             name: self.topic_name.clone(),
             generation: 1,
             suspend: false,
+            delete_positions: false,
             source: Source::Postgres(PostgresSource {
                 url_file: URL_FILE.to_owned(),
                 ca_file: None,

@@ -75,6 +75,8 @@ reasons! {
     ], "Wait; Ready says what it waits for.";
     /// Work is under way: pods start or take over a configuration.
     PROGRESSING = "Progressing", Passing, &[READY, RECONCILING, RELAY_AVAILABLE], "Wait.";
+    /// The object is being deleted, and first what its `deletionPolicy` says is deleted.
+    DELETING = "Deleting", Passing, &[READY, RECONCILING], "Wait; the message says for what. At the deletion deadline the object goes in any case.";
     /// The group has members, so the missing start offsets are in the worker's configuration instead of being committed.
     START_OFFSETS_CONFIGURED = "StartOffsetsConfigured", Passing, &[POSITION_INITIALIZED], "Nothing: the worker commits them.";
 

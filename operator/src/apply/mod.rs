@@ -3,7 +3,8 @@
 mod compare;
 
 use k8s_openapi::NamespaceResourceScope;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, Preconditions};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, Preconditions};
 use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -196,6 +197,81 @@ pub(crate) async fn annotate<K: Child>(
         // Gone, or replaced by another of its name: nothing to tell it.
         Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         Err(error) => Err(failed::<K>("annotate", &name)(error)),
+    }
+}
+
+/// Gives an object that somebody else applies (a worker's ConfigMap, while its FanoutTopic is being deleted) another file
+/// and the hash that belongs to it. Creates nothing. False when the object is gone.
+pub(crate) async fn configure(
+    client: &Client,
+    config_map: &ConfigMap,
+    (file, text): (&str, &str),
+    (annotation, hash): (&str, &str),
+) -> Result<bool, ApplyError> {
+    let patch = serde_json::json!({
+        "metadata": {"annotations": {annotation: hash}},
+        "data": {file: text},
+    });
+    merge(
+        &api::<ConfigMap>(client, config_map),
+        config_map.meta(),
+        patch,
+    )
+    .await
+}
+
+/// Puts a finalizer on an object, or takes it off; writes only where that changes something. False when the object is gone.
+pub(crate) async fn finalizer<K>(
+    client: &Client,
+    meta: &ObjectMeta,
+    finalizer: &str,
+    wanted: bool,
+) -> Result<bool, ApplyError>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + DeserializeOwned
+        + Clone
+        + Debug,
+{
+    let mut finalizers = meta.finalizers.clone().unwrap_or_default();
+    if finalizers.iter().any(|found| found == finalizer) == wanted {
+        return Ok(true);
+    }
+    finalizers.retain(|found| found != finalizer);
+    if wanted {
+        finalizers.push(finalizer.to_owned());
+    }
+    // The list is replaced as a whole, so it must be the one that was read.
+    let patch = serde_json::json!({"metadata": {
+        "resourceVersion": meta.resource_version,
+        "finalizers": finalizers,
+    }});
+    let api: Api<K> = Api::namespaced(
+        client.clone(),
+        meta.namespace.as_deref().unwrap_or_default(),
+    );
+    merge(&api, meta, patch).await
+}
+
+/// Merges `patch` into the object that `meta` is of, and no namesake of it. False when the object is gone.
+async fn merge<K>(
+    api: &Api<K>,
+    meta: &ObjectMeta,
+    mut patch: serde_json::Value,
+) -> Result<bool, ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+{
+    let name = meta.name.clone().unwrap_or_default();
+    patch["metadata"]["uid"] = serde_json::json!(meta.uid);
+    // The answer is metadata alone: an object that this version can't decode can be patched too.
+    match api
+        .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+    {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
+        Err(error) => Err(failed::<K>("patch", &name)(error)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Conditions as the API conventions want them: `lastTransitionTime` moves with `status` alone.
 
-use fanout_crds::condition::reason;
+use fanout_crds::condition::{READY, RECONCILING, STALLED, reason};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use k8s_openapi::jiff::Timestamp;
 
@@ -133,6 +133,28 @@ pub(crate) fn documented(conditions: Vec<Condition>) -> Vec<Condition> {
 fn is_documented(condition: &Condition) -> bool {
     reason::find(&condition.reason)
         .is_some_and(|reason| reason.conditions.contains(&condition.type_.as_str()))
+}
+
+/// The conditions of an object that is being deleted and waits for `why`; the others stay as they were.
+pub(crate) fn deleting(
+    old: &[Condition],
+    generation: i64,
+    now: Timestamp,
+    why: Finding,
+) -> Vec<Condition> {
+    let progress = Finding::yes(reason::DELETING, &why.message);
+    let summary = vec![
+        (READY, why),
+        (RECONCILING, progress),
+        (STALLED, Finding::no(reason::SUCCEEDED, "")),
+    ];
+    let mut all = documented(merge(old, generation, now, summary));
+    for condition in old {
+        if all.iter().all(|other| other.type_ != condition.type_) {
+            all.push(condition.clone());
+        }
+    }
+    all
 }
 
 /// The conditions of `new` whose value differs from `old`, or that are new and not `Unknown`.

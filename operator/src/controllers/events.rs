@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use fanout_crds::condition::{Polarity, READY, RECONCILING, polarity};
+use fanout_crds::deletion::CLEANUP_INCOMPLETE;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
 use kube::runtime::events::{Event, EventType};
@@ -22,6 +23,32 @@ where
     }
 }
 
+/// Says that `object` is gone, and that something of it stays.
+pub(crate) async fn cleanup_incomplete<K>(ctx: &Context, object: &K, note: String)
+where
+    K: Resource<DynamicType = ()>,
+{
+    let event = Event {
+        type_: EventType::Warning,
+        reason: CLEANUP_INCOMPLETE.to_owned(),
+        note: Some(cut(note)),
+        action: "Cleanup".to_owned(),
+        secondary: None,
+    };
+    let reference = object.object_ref(&());
+    if let Err(error) = ctx.recorder.publish(&event, &reference).await {
+        tracing::warn!(%error, reason = %event.reason, "event not published");
+    }
+}
+
+/// `note` as far as the API server takes it.
+fn cut(mut note: String) -> String {
+    while note.len() > NOTE_MAX {
+        note.pop();
+    }
+    note
+}
+
 /// The events for the difference between `old` and `new`. Reconciling has none: it mirrors Ready.
 fn events(old: &[Condition], new: &[Condition]) -> Vec<Event> {
     super::conditions::transitions(old, new)
@@ -37,9 +64,6 @@ fn events(old: &[Condition], new: &[Condition]) -> Vec<Event> {
             if !condition.message.is_empty() {
                 note = format!("{note}: {}", condition.message);
             }
-            while note.len() > NOTE_MAX {
-                note.pop();
-            }
             // A topic that is merely not ready yet is no warning.
             let warning = is_bad(condition) && condition.type_ != READY;
             Event {
@@ -49,7 +73,7 @@ fn events(old: &[Condition], new: &[Condition]) -> Vec<Event> {
                     EventType::Normal
                 },
                 reason: condition.reason.clone(),
-                note: Some(note),
+                note: Some(cut(note)),
                 // The recorder folds repeats by reason and action: each condition is a series of its own.
                 action: condition.type_.clone(),
                 secondary: None,

@@ -1,6 +1,7 @@
 //! Both controllers, and what they have in common.
 
 pub(crate) mod conditions;
+pub(crate) mod deletion;
 pub(crate) mod error;
 mod events;
 pub(crate) mod fanout_topic;
@@ -19,6 +20,7 @@ use crate::metrics::{Kind, Passed};
 use crate::watches::Watches;
 use error::{Class, Error};
 use futures::{Stream, StreamExt};
+use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::{Action, Config, Error as ControllerError, applier};
@@ -167,6 +169,12 @@ where
     match error.class() {
         Class::Invalid => Action::await_change(),
         Class::Conflict => Action::requeue(CONFLICT_DELAY),
-        Class::Transient => ctx.retries.next(object),
+        // An object that is being deleted goes at its deadline, whatever fails.
+        Class::Transient => {
+            let delay = ctx.retries.delay(object);
+            let deadline = ctx.settings.deletion_deadline;
+            let left = deletion::left(object.meta(), deadline, Timestamp::now());
+            Action::requeue(left.map_or(delay, |left| delay.min(left)))
+        }
     }
 }

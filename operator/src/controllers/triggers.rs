@@ -3,7 +3,7 @@
 
 use super::fanout_topic::status::Identity;
 use super::workers::Pods;
-use super::{conditions, fanout_topic, queue::Queue, subscription};
+use super::{conditions, deletion, fanout_topic, queue::Queue, subscription};
 use crate::observer::{Trigger, TriggerKind};
 use crate::stores::{GuardedSubscription, GuardedTopic, Stores, is_ready};
 use crate::watches::{Change, Handler};
@@ -123,12 +123,13 @@ impl Triggers {
 }
 
 /// What a human, or another program, may change of an object.
-fn wanted<K: Resource>(object: &K) -> impl Hash {
+fn wanted<K: Resource>(object: &K) -> impl Hash + use<K> {
     let meta = object.meta();
     (
         meta.generation,
         meta.annotations.clone(),
         meta.deletion_timestamp.is_some(),
+        deletion::has_finalizer(meta),
     )
 }
 
@@ -166,6 +167,7 @@ fn known_to_subscriptions(topic: &FanoutTopic) -> impl Hash + use<> {
         identity.topic_id,
         identity.dead_letter_topic_id,
         log,
+        topic.metadata.deletion_timestamp.is_some(),
     )
 }
 
@@ -208,20 +210,11 @@ fn known_to_topic(subscription: &Subscription) -> impl Hash + use<> {
         .map(|position| (position.partition, position.offset))
         .collect();
     (
-        wanted_owned(subscription),
+        wanted(subscription),
         status.group_id,
         status.placement,
         position,
         offsets,
-    )
-}
-
-fn wanted_owned(subscription: &Subscription) -> impl Hash + use<> {
-    let meta = &subscription.metadata;
-    (
-        meta.generation,
-        meta.annotations.clone(),
-        meta.deletion_timestamp.is_some(),
     )
 }
 

@@ -70,6 +70,15 @@ pub enum CommitOutcome {
     GroupActive,
 }
 
+/// Result of [`Cluster::delete_group`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupDeletion {
+    /// There is no such group (any more).
+    Gone,
+    /// It has members.
+    Active,
+}
+
 /// One cluster, seen with one principal. Cheap to share; calls run side by side on one client.
 pub struct Cluster {
     native: Arc<Native>,
@@ -155,6 +164,31 @@ impl Cluster {
                 None => tokio::time::sleep(PROPAGATION_PAUSE).await,
             }
         }
+    }
+
+    /// Deletes the topic of this name. The caller compared its id just before: brokers are asked by name, because
+    /// librdkafka can't ask by id. One that is gone already is no error.
+    pub async fn delete_topic(&self, name: &str) -> Result<(), KafkaError> {
+        let operation = "delete topic";
+        let request = self.native.delete_topic(name, REQUEST_TIMEOUT);
+        match self.call(operation, request).await {
+            Err(error) if error.class == ErrorClass::TopicMissing => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Deletes a consumer group and its offsets, unless it has members.
+    pub async fn delete_group(&self, group: &str) -> Result<GroupDeletion, KafkaError> {
+        let operation = "delete group";
+        self.call(operation, async {
+            match self.native.delete_group(group, REQUEST_TIMEOUT).await {
+                Ok(()) => Ok(GroupDeletion::Gone),
+                Err(failure) if failure.is(Code::GroupIdNotFound) => Ok(GroupDeletion::Gone),
+                Err(failure) if failure.is(Code::NonEmptyGroup) => Ok(GroupDeletion::Active),
+                Err(failure) => Err(failure),
+            }
+        })
+        .await
     }
 
     /// Raises the number of partitions of a topic to `total`.

@@ -12,6 +12,6 @@ mod sys;
 #[cfg(test)]
 mod tests;
 
-pub use cluster::{Cluster, CommitOutcome, NewTopic, TopicInfo, Watermarks};
+pub use cluster::{Cluster, CommitOutcome, GroupDeletion, NewTopic, TopicInfo, Watermarks};
 pub use clusters::{ClusterParams, Clusters};
 pub use error::{ErrorClass, KafkaError};

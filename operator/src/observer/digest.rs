@@ -39,6 +39,7 @@ fn topic_part(status: &WorkerStatus) -> u64 {
             config_hash,
             generation,
             suspended,
+            positions_deleted,
             source_error,
             broker_error,
             source_checked,
@@ -50,6 +51,7 @@ fn topic_part(status: &WorkerStatus) -> u64 {
             ranges: _,
         }) => {
             (config_hash, generation, suspended, source_checked).hash(&mut hasher);
+            positions_deleted.hash(&mut hasher);
             let source = source_error.as_ref();
             let broker = broker_error.as_ref();
             format!("{source:?} {broker:?}").hash(&mut hasher);
@@ -191,6 +193,17 @@ mod tests {
         };
         assert_eq!(names(&relay(0), &relay(1)), ["FanoutTopic/posts"]);
         assert!(names(&relay(1), &relay(2)).is_empty());
+    }
+
+    #[test]
+    fn deleted_positions_are_news() {
+        let relay = |positions_deleted| {
+            WorkerStatus::Relay(RelayStatus {
+                positions_deleted,
+                ..RelayStatus::default()
+            })
+        };
+        assert_eq!(names(&relay(false), &relay(true)), ["FanoutTopic/posts"]);
     }
 
     #[test]

@@ -58,6 +58,11 @@ impl Cluster {
 
     /// Starts an operator with the rights that the chart gives it.
     pub(crate) async fn operator(&self, instance: &str) -> Operator {
+        self.operator_with(instance, &[]).await
+    }
+
+    /// The same with further arguments.
+    pub(crate) async fn operator_with(&self, instance: &str, further: &[&str]) -> Operator {
         let kubeconfig = self
             .server
             .kubeconfig_of_service_account("fanout-system", "fanout-operator");
@@ -65,14 +70,16 @@ impl Cluster {
         let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
             .await
             .unwrap();
-        let args = Args::parse_from([
+        let instance = format!("--instance={instance}");
+        let arguments = [
             "fanout-operator",
             "--namespace=fanout-system",
-            &format!("--instance={instance}"),
+            &instance,
             "--worker-image=localhost/fanout-operator:test",
             "--admin-addr=127.0.0.1:0",
             "--egress-allowed-cidr=198.18.0.0/15",
-        ]);
+        ];
+        let args = Args::parse_from(arguments.iter().chain(further));
         let addresses: fanout_operator::Addresses = Arc::new(|pod| {
             let address = pod.annotations().get(ADDRESS)?;
             address.parse::<SocketAddr>().ok()

@@ -63,6 +63,24 @@ impl ApiServer {
         command
     }
 
+    /// Starts the controllers that end what is deleted: of namespaces and of objects whose owner is gone. They stop when
+    /// what is returned is dropped.
+    pub fn start_ending_controllers(&self) -> anyhow::Result<Process> {
+        Spec::new(
+            binaries()?.join("kube-controller-manager"),
+            &self.dir,
+            &dirs::run().join("kube-controller-manager.log"),
+        )
+        .args([Path::new("--kubeconfig"), &self.kubeconfig()])
+        .args([
+            "--controllers",
+            "garbage-collector-controller,namespace-controller",
+        ])
+        .args(["--leader-elect=false", "--secure-port=0"])
+        .args(["--kube-api-qps=200", "--kube-api-burst=400"])
+        .spawn()
+    }
+
     /// Kubeconfig of a user with every right.
     pub fn kubeconfig(&self) -> PathBuf {
         self.write_kubeconfig("admin", "")

@@ -1,6 +1,7 @@
 //! Reconciles a FanoutTopic: its Kafka topics, its relays, and the workers of all its Subscriptions.
 
 pub(crate) mod build;
+mod cleanup;
 mod ensure;
 pub(crate) mod log;
 pub(crate) mod members;
@@ -13,9 +14,10 @@ pub(crate) mod validate;
 
 use super::error::{Class, Error, Invalid};
 use super::workers::Pods;
-use super::{conditions, events, reports, subscription};
+use super::{conditions, deletion, events, reports, subscription};
 use crate::apply;
 use crate::context::{Context, safety_net};
+use crate::kafka::ClusterParams;
 use crate::stores::GuardedTopic;
 use build::WorkerObjects;
 use fanout_contract::names;
@@ -43,16 +45,21 @@ pub(crate) async fn reconcile(
     object: Arc<GuardedTopic>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    let topic = object
-        .0
-        .as_ref()
-        .map_err(|invalid| Error::Undecodable(invalid.error.clone()))?;
+    let topic = match &object.0 {
+        Ok(topic) => topic,
+        Err(invalid) => return deletion::undecodable(&ctx, &object, &invalid.error).await,
+    };
+    if topic.metadata.deletion_timestamp.is_some() {
+        let status = topic.status.as_ref();
+        let conditions = status.map_or(&[][..], |status| &status.conditions);
+        let pass = Box::pin(cleanup::pass(topic, &ctx));
+        return deletion::run(&ctx, &object, conditions, pass).await;
+    }
     let namespace = topic.namespace().unwrap_or_default();
-    if topic.metadata.deletion_timestamp.is_some()
-        || ctx
-            .is_terminating(&namespace)
-            .await
-            .map_err(Error::reading("the namespace"))?
+    if ctx
+        .is_terminating(&namespace)
+        .await
+        .map_err(Error::reading("the namespace"))?
     {
         return Ok(Action::await_change());
     }
@@ -60,7 +67,11 @@ pub(crate) async fn reconcile(
         identity: Identity::recorded(topic),
         ..Outcome::default()
     };
-    let converged = converge(topic, &ctx, &mut outcome).await;
+    let converged = match deletion::prepare(&ctx, topic, topic.spec.deletion_policy).await {
+        Ok(true) => converge(topic, &ctx, &mut outcome).await,
+        Ok(false) => return Ok(Action::await_change()),
+        Err(error) => Err(error),
+    };
     match &converged {
         Err(error) if error.namespace_terminating() => return Ok(Action::await_change()),
         // Somebody else wrote at the same moment: no news for anybody.
@@ -135,6 +146,13 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
         }
     };
 
+    let needed = |namespace: &str, name: &str| {
+        ctx.stores.topic(namespace, name).is_some()
+            || !ctx.stores.subscriptions_of(namespace, name).is_empty()
+            || !ctx.stores.cleaned_up_of(namespace, name).is_empty()
+    };
+    ctx.accesses
+        .remember((&namespace, &name), &valid.producer.params, needed);
     let ordered = subscriptions
         .iter()
         .any(|subscription| subscription.spec.delivery.ordering == Ordering::PerKey);
@@ -165,7 +183,9 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
     let desired = desired(ctx, &valid, &members, &live)?;
     apply_all(ctx, &live, &desired).await?;
     prune(ctx, &live, &desired).await?;
-    push(ctx, &namespace, &desired).await?;
+    for worker in &desired {
+        push(ctx, &namespace, &worker.name, &worker.hash).await?;
+    }
 
     let relay = names::relay_deployment(&name);
     outcome.relay = desired
@@ -299,17 +319,28 @@ async fn prune(ctx: &Context, live: &Live, desired: &[WorkerObjects]) -> Result<
 
 /// Tells the kubelets: a changed annotation makes them refresh the pod's volume at once. A pod that runs the
 /// configuration already needs no telling.
-async fn push(ctx: &Context, namespace: &str, desired: &[WorkerObjects]) -> Result<(), Error> {
-    for worker in desired {
-        let running = reports::running(ctx, namespace, &worker.name, &worker.hash);
-        for pod in ctx.stores.pods_of(namespace, &worker.name) {
-            let told = pod.annotations().get(names::CONFIG_ANNOTATION) == Some(&worker.hash);
-            if !told && !running.contains(&pod.name_any()) {
-                apply::annotate(&ctx.client, &*pod, names::CONFIG_ANNOTATION, &worker.hash).await?;
-            }
+async fn push(ctx: &Context, namespace: &str, worker: &str, hash: &str) -> Result<(), Error> {
+    let running = reports::running(ctx, namespace, worker, hash);
+    for pod in ctx.stores.pods_of(namespace, worker) {
+        let told = pod
+            .annotations()
+            .get(names::CONFIG_ANNOTATION)
+            .map(String::as_str);
+        if told != Some(hash) && !running.contains(&pod.name_any()) {
+            apply::annotate(&ctx.client, &*pod, names::CONFIG_ANNOTATION, hash).await?;
         }
     }
     Ok(())
+}
+
+/// How Kafka is reached for `topic`: as its Secrets say, or as it was reached before they were gone.
+pub(crate) fn kafka_access(ctx: &Context, topic: &FanoutTopic) -> Option<ClusterParams> {
+    let namespace = topic.namespace().unwrap_or_default();
+    let secrets = |secret: &str| ctx.stores.secret(&namespace, secret);
+    validate::producer(topic, &secrets)
+        .map(|access| access.params)
+        .ok()
+        .or_else(|| ctx.accesses.get(&namespace, &topic.name_any()))
 }
 
 /// Secrets that a FanoutTopic refers to, by name.

@@ -62,6 +62,15 @@ impl Live {
             .collect()
     }
 
+    /// All but those of one worker.
+    pub(crate) fn except(mut self, worker: &str) -> Self {
+        self.service_accounts.retain(|it| it.name_any() != worker);
+        self.secrets.retain(|it| it.name_any() != worker);
+        self.config_maps.retain(|it| it.name_any() != worker);
+        self.deployments.retain(|it| it.name_any() != worker);
+        self
+    }
+
     /// A worker's Deployment.
     pub(crate) fn deployment(&self, worker: &str) -> Option<&Deployment> {
         self.deployments

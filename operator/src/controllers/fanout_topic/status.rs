@@ -163,7 +163,7 @@ fn log_ready(outcome: &Outcome, old: &FanoutTopicStatus) -> Finding {
     }
 }
 
-const fn broker_reason(class: BrokerError) -> &'static str {
+pub(super) const fn broker_reason(class: BrokerError) -> &'static str {
     match class {
         BrokerError::Unreachable => reason::BROKER_UNREACHABLE,
         BrokerError::AuthenticationFailed | BrokerError::TlsFailed => {

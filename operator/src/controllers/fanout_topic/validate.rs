@@ -85,13 +85,7 @@ pub(crate) fn validate(
     let Source::Postgres(postgres) = &topic.spec.source;
     let Broker::Kafka(broker) = &topic.spec.broker;
     let (source, source_files) = source(&name, &uid, postgres, secrets)?;
-    let producer = access(
-        broker,
-        &broker.auth,
-        "spec.broker.kafka.auth",
-        &uid,
-        secrets,
-    )?;
+    let producer = producer(topic, secrets)?;
     let consumer = broker.consumer_auth.as_ref().map_or_else(
         || Ok(producer.clone()),
         |auth| {
@@ -124,6 +118,18 @@ pub(crate) fn validate(
         namespace,
         name,
     })
+}
+
+/// How relays and operator reach Kafka, which needs fewer Secrets than the whole spec.
+pub(crate) fn producer(topic: &FanoutTopic, secrets: Lookup<'_>) -> Result<Access, Invalid> {
+    let Broker::Kafka(broker) = &topic.spec.broker;
+    access(
+        broker,
+        &broker.auth,
+        "spec.broker.kafka.auth",
+        &topic.uid().unwrap_or_default(),
+        secrets,
+    )
 }
 
 /// The owner reference for what `topic` owns. Without `blockOwnerDeletion`, which needs a right on finalizers where the

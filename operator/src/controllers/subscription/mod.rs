@@ -1,6 +1,7 @@
 //! Reconciles a Subscription: its group, its position, its worker, and what is said about it. The worker's objects are the
 //! FanoutTopic's.
 
+mod cleanup;
 mod filters;
 mod observe;
 pub(crate) mod position;
@@ -14,7 +15,7 @@ use super::error::{Class, Error};
 use super::fanout_topic::validate::ValidTopic;
 use super::fanout_topic::{self, status::Identity};
 use super::workers::Pods;
-use super::{events, reports};
+use super::{deletion, events, reports};
 use crate::apply;
 use crate::context::{Context, safety_net};
 use crate::placement::Placeable;
@@ -40,23 +41,33 @@ pub(crate) async fn reconcile(
     object: Arc<GuardedSubscription>,
     ctx: Arc<Context>,
 ) -> Result<Action, Error> {
-    let subscription = object
-        .0
-        .as_ref()
-        .map_err(|invalid| Error::Undecodable(invalid.error.clone()))?;
+    let subscription = match &object.0 {
+        Ok(subscription) => subscription,
+        Err(invalid) => return deletion::undecodable(&ctx, &object, &invalid.error).await,
+    };
+    if subscription.metadata.deletion_timestamp.is_some() {
+        let status = subscription.status.as_ref();
+        let conditions = status.map_or(&[][..], |status| &status.conditions);
+        let pass = Box::pin(cleanup::pass(subscription, &ctx));
+        return deletion::run(&ctx, &object, conditions, pass).await;
+    }
     let namespace = subscription.namespace().unwrap_or_default();
-    if subscription.metadata.deletion_timestamp.is_some()
-        || ctx
-            .is_terminating(&namespace)
-            .await
-            .map_err(Error::reading("the namespace"))?
+    if ctx
+        .is_terminating(&namespace)
+        .await
+        .map_err(Error::reading("the namespace"))?
     {
         return Ok(Action::await_change());
     }
     // The object as it is known to be stored: each write of the status in this pass goes on from the one before.
     let mut subscription = subscription.clone();
     let mut outcome = Outcome::starting(&subscription);
-    let converged = converge(&mut subscription, &ctx, &mut outcome).await;
+    let policy = subscription.spec.deletion_policy;
+    let converged = match deletion::prepare(&ctx, &subscription, policy).await {
+        Ok(true) => converge(&mut subscription, &ctx, &mut outcome).await,
+        Ok(false) => return Ok(Action::await_change()),
+        Err(error) => Err(error),
+    };
     match &converged {
         Err(error) if error.namespace_terminating() => return Ok(Action::await_change()),
         Err(error) if error.class() == Class::Conflict => {
@@ -161,10 +172,16 @@ async fn converge(
 
     outcome.worker = worker(ctx, subscription, outcome);
     let name = subscription.spec.topic_ref.name.clone();
-    let Some(topic) = ctx.stores.topic(&namespace, &name) else {
+    let found = ctx.stores.topic(&namespace, &name);
+    let problem = match &found {
+        None => "does not exist",
+        Some(topic) if topic.metadata.deletion_timestamp.is_some() => "is being deleted",
+        Some(_) => "",
+    };
+    let Some(topic) = found.filter(|_| problem.is_empty()) else {
         outcome.position = Some(Finding::no(
             reason::TOPIC_NOT_FOUND,
-            format!("FanoutTopic {name} does not exist"),
+            format!("FanoutTopic {name} {problem}"),
         ));
         return Ok(Next::Wait);
     };

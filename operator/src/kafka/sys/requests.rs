@@ -67,6 +67,65 @@ impl Native {
         }
     }
 
+    /// Deletes a topic.
+    pub(in crate::kafka) async fn delete_topic(
+        &self,
+        name: &str,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let name = c_string(name)?;
+        let operation = Op::RD_KAFKA_ADMIN_OP_DELETETOPICS;
+        let request = self.request(operation, timeout, |rk, options, queue| {
+            // SAFETY: `new` copies the name; the call copies the topic, which is ours to destroy.
+            unsafe {
+                let topic = rd::rd_kafka_DeleteTopic_new(name.as_ptr());
+                let mut all = [topic];
+                rd::rd_kafka_DeleteTopics(rk, all.as_mut_ptr(), all.len(), options, queue);
+                rd::rd_kafka_DeleteTopic_destroy(topic);
+            }
+        });
+        let event = request
+            .result(rd::RD_KAFKA_EVENT_DELETETOPICS_RESULT)
+            .await?;
+        // SAFETY: as in `create_topic`.
+        unsafe {
+            let result = rd::rd_kafka_event_DeleteTopics_result(event.ptr());
+            let mut count = 0;
+            let topics = rd::rd_kafka_DeleteTopics_result_topics(result, &raw mut count);
+            topic_result(slice(topics, count))
+        }
+    }
+
+    /// Deletes a consumer group. Brokers refuse while it has members.
+    pub(in crate::kafka) async fn delete_group(
+        &self,
+        group: &str,
+        timeout: Duration,
+    ) -> Result<(), Failure> {
+        let group = c_string(group)?;
+        let operation = Op::RD_KAFKA_ADMIN_OP_DELETEGROUPS;
+        let request = self.request(operation, timeout, |rk, options, queue| {
+            // SAFETY: `new` copies the group id; the call copies the group, which is ours to destroy.
+            unsafe {
+                let ask = rd::rd_kafka_DeleteGroup_new(group.as_ptr());
+                let mut all = [ask];
+                rd::rd_kafka_DeleteGroups(rk, all.as_mut_ptr(), all.len(), options, queue);
+                rd::rd_kafka_DeleteGroup_destroy(ask);
+            }
+        });
+        let event = request
+            .result(rd::RD_KAFKA_EVENT_DELETEGROUPS_RESULT)
+            .await?;
+        // SAFETY: as in `create_topic`.
+        unsafe {
+            let result = rd::rd_kafka_event_DeleteGroups_result(event.ptr());
+            let mut count = 0;
+            let groups = rd::rd_kafka_DeleteGroups_result_groups(result, &raw mut count);
+            let group = *slice(groups, count).first().ok_or(Failure::INVALID)?;
+            failure_of(rd::rd_kafka_group_result_error(group))
+        }
+    }
+
     /// Raises the number of partitions of a topic to `total`.
     pub(in crate::kafka) async fn add_partitions(
         &self,

@@ -95,6 +95,7 @@ fn relay<'a>(topic: &'a ValidTopic, settings: &'a Settings) -> Result<Worker<'a>
         name: topic.name.clone(),
         generation: topic.generation,
         suspend: topic.suspend,
+        delete_positions: false,
         source: Source::Postgres(topic.source.clone()),
         broker: Broker::Kafka(KafkaTarget {
             cluster: topic.producer.kafka.clone(),

@@ -1,5 +1,6 @@
 //! From YAML through validation to objects, without a client.
 
+mod rivals;
 mod status;
 
 use super::build::{self, WorkerObjects};
@@ -125,6 +126,7 @@ fn member(name: &str, placement: &str) -> Member {
 
 fn settings() -> Settings {
     Settings {
+        deletion_deadline: std::time::Duration::from_secs(300),
         worker_image: "registry/fanout:1".to_owned(),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         kafka_prefix: String::new(),
