@@ -3,6 +3,7 @@
 use super::{LIMIT, cluster, join, member, offsets, topic, unique};
 use fanout_operator::kafka::GroupDeletion;
 use fanout_tests::eventually;
+use rdkafka::consumer::Consumer as _;
 use std::collections::BTreeMap;
 
 #[tokio::test]
