@@ -15,8 +15,14 @@ pub(crate) async fn publish<K>(ctx: &Context, object: &K, old: &[Condition], new
 where
     K: Resource<DynamicType = ()>,
 {
+    let events = events(old, new);
+    // A pass may have begun before its namespace was deleted; where that can't be told there is nobody to tell anything.
+    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    if events.is_empty() || !matches!(ctx.is_terminating(namespace).await, Ok(false)) {
+        return;
+    }
     let reference = object.object_ref(&());
-    for event in events(old, new) {
+    for event in events {
         if let Err(error) = ctx.recorder.publish(&event, &reference).await {
             tracing::warn!(%error, reason = %event.reason, "event not published");
         }
