@@ -23,12 +23,23 @@ suite_integration() { cargo_test --test it -- --skip fault; }
 # Faults starve what runs beside them: one at a time.
 suite_faults() { cargo_test --test it -- --test-threads=1 fault; }
 suite_cluster() { cargo_test --test cluster -- --test-threads=1; }
+# Last: searches what all the others' processes produced, and compares the rights they used with those that are granted.
+suite_secrets() {
+    cp "$log" "$FANOUT_PRODUCED/suite.log"
+    "$CARGO_TARGET_DIR/debug/fanout-produced"
+}
 
-all=(packages format lint build unit integration faults cluster)
+all=(packages format lint build unit integration faults cluster secrets)
 [ $# -gt 0 ] || set -- "${all[@]}"
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+case " $* " in
+*" secrets "*)
+    FANOUT_PRODUCED=$(mktemp -d /var/tmp/fanout-produced.XXXXXXXX)
+    export FANOUT_PRODUCED
+    ;;
+esac
 report=()
 status=0
 for suite in "$@"; do
@@ -39,6 +50,8 @@ for suite in "$@"; do
     report+=("$(printf '%-12s %5d s  %s' "$suite" $((SECONDS - start)) "$([ "$status" = 0 ] && echo ok || echo FAILED)")")
     [ "$status" = 0 ] || break
 done
+
+if [ -n "${FANOUT_PRODUCED:-}" ] && [ "$status" = 0 ]; then rm -rf "$FANOUT_PRODUCED"; fi
 
 printf '\n'
 printf '%s\n' "${report[@]}"

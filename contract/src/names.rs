@@ -12,6 +12,8 @@ pub const RESUME_ANNOTATION: &str = "fanout.dev/resume";
 pub const CONFIG_ANNOTATION: &str = "fanout.dev/config";
 /// Finalizer on a FanoutTopic or Subscription with `deletionPolicy: Delete`.
 pub const CLEANUP_FINALIZER: &str = "fanout.dev/cleanup";
+/// How a webhook's signing secret begins, which no password and no URL does.
+pub const SIGNING_SECRET_PREFIX: &str = "whsec_";
 /// Label on everything the operator creates: the FanoutTopic it belongs to.
 pub const TOPIC_LABEL: &str = "fanout.dev/topic";
 /// Label on worker objects: the worker (Deployment) they belong to.
@@ -86,6 +88,12 @@ fn is_ambiguous(topic: &str, subscription: &str) -> bool {
         || like_pool
 }
 
+/// What a worker is told of the annotation [`RESUME_ANNOTATION`]: something short that changes with `value`.
+pub fn resume_token(value: &str) -> String {
+    const TOKEN_MAX: usize = 64;
+    shorten(value, TOKEN_MAX)
+}
+
 /// File of one Secret value in a worker's volume: `<uid>.<field>`, the uid being that of the object whose
 /// field refers to the Secret.
 pub fn secret_file(uid: &str, field: &str) -> String {
@@ -102,7 +110,8 @@ fn shorten(name: &str, max: usize) -> String {
 
 /// `name`, cut where needed, and a hash of `of`; at most `max` bytes.
 fn with_hash(name: &str, of: &str, max: usize) -> String {
-    const HASH: usize = 8;
+    // Long enough that nobody finds another name with the same hash.
+    const HASH: usize = 16;
     let digest = Sha256::digest(of.as_bytes());
     let hash = digest
         .iter()
@@ -155,6 +164,14 @@ mod tests {
                 claim(dedicated_deployment(topic, subscription), by);
             }
         }
+    }
+
+    #[test]
+    fn an_annotation_of_any_size_becomes_a_short_token_that_changes_with_it() {
+        assert_eq!(resume_token("2026-01-02"), "2026-01-02");
+        let (one, two) = ("a".repeat(1_000), format!("{}b", "a".repeat(999)));
+        assert!(resume_token(&one).len() <= 64);
+        assert_ne!(resume_token(&one), resume_token(&two));
     }
 
     #[test]

@@ -47,7 +47,8 @@ pub struct SubscriptionSpec {
     pub start_from: StartFrom,
     /// CEL expression over `event`; only events for which it is true are delivered. Attributes are `event.type`,
     /// `event.id`, `event.source`, `event.subject`, `event.time` and extensions; `event.data` is the payload when it is
-    /// JSON. An event for which it fails is not delivered. At most 4096 bytes. Absent: every event.
+    /// JSON. An event for which it fails is not delivered. At most 4096 bytes; what could cost without a bound is refused:
+    /// loops in loops, values that a loop joins or makes, patterns that are not literals. Absent: every event.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 4096))]
     #[x_kube(validation = Rule::new("size(bytes(self)) <= 4096").message("filter must be at most 4096 bytes long"))]

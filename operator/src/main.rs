@@ -1,11 +1,13 @@
 //! The `fanout-operator` binary.
 
+use anyhow::Context as _;
 use fanout_operator::args::Command;
 use fanout_operator::check;
-use fanout_runtime::{shutdown, telemetry, tls};
+use fanout_runtime::{process, shutdown, telemetry, tls};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
+    process::protect_memory().context("core dumps can't be forbidden")?;
     tls::install_ring_provider();
     match Command::parse() {
         Command::Run(args) => {

@@ -5,10 +5,12 @@
 //! are CEL `int`, so that `event.data.total + 1 > 10` works. Reading an absent field is an evaluation error, not
 //! false: a filter asks `has(event.subject)` first.
 //!
-//! The expression is written by a user, so what it can cost is bounded: its length, its nesting (parsing and
-//! evaluation recurse), no comprehension inside another, and the size of the data it may look at.
+//! The expression is written by a user and shares its process with others, so what it can cost is bounded: its length,
+//! its nesting (parsing and evaluation recurse), what it may build ([`check`]), the size of the data it may look at, and
+//! the steps that it takes on data of that size.
 
-use cel::common::ast::{EntryExpr, Expr, IdedExpr};
+mod check;
+
 use cel::objects::{Key, Map};
 use cel::{Context, Env, Program, Value};
 use fanout_contract::envelope::Attributes;
@@ -22,6 +24,8 @@ pub const MAX_BYTES: usize = 4096;
 const MAX_DEPTH: usize = 64;
 /// Values (scalars, lists, objects) in `event.data` beyond which a filter that reads it is not evaluated.
 const MAX_DATA_NODES: usize = 10_000;
+/// Steps beyond which a filter is not evaluated: a few tenths of a second.
+const MAX_STEPS: u64 = 2_000_000;
 /// Stack of the thread that parses. The parser recurses over what it has not checked yet.
 const PARSER_STACK: usize = 64 << 20;
 
@@ -89,6 +93,12 @@ pub enum FilterError {
     /// A comprehension inside another one.
     #[error("filter must not nest all, exists, exists_one, map or filter in one another")]
     NestedComprehension,
+    /// Something that could grow without a bound.
+    #[error("filter must not {0}")]
+    Unbounded(&'static str),
+    /// A pattern that is computed, no regular expression, or too large.
+    #[error("filter must give matches a short regular expression as a literal")]
+    Pattern,
 }
 
 /// Why an event could not be judged. The caller counts it and treats the event as not matching.
@@ -100,8 +110,8 @@ pub enum EvalError {
     /// The expression gave something other than true or false.
     #[error("the expression is not a boolean")]
     NotBoolean,
-    /// The payload has more values than a filter may look at.
-    #[error("the payload has more than {MAX_DATA_NODES} values")]
+    /// The payload has more values than a filter may look at, or this one would take too many steps on it.
+    #[error("the payload is too large for the expression")]
     DataTooLarge,
 }
 
@@ -109,7 +119,7 @@ pub enum EvalError {
 pub struct Filter {
     program: Program,
     env: Arc<Env>,
-    reads_data: bool,
+    cost: check::Cost,
 }
 
 impl std::fmt::Debug for Filter {
@@ -144,12 +154,16 @@ impl Filter {
     /// # Errors
     /// The expression could not be evaluated on this event, which is then no match.
     pub fn matches(&self, event: &Attributes, data: Option<&[u8]>) -> Result<bool, EvalError> {
+        let mut size = Size::default();
         let data = match data {
-            Some(bytes) if self.reads_data && is_json(event.content_type.as_deref()) => {
-                parse(bytes)?
+            Some(bytes) if self.cost.reads_data && is_json(event.content_type.as_deref()) => {
+                parse(bytes, &mut size)?
             }
             _ => None,
         };
+        if self.cost.steps(&size) > MAX_STEPS {
+            return Err(EvalError::DataTooLarge);
+        }
         let mut context = Context::with_env(Arc::clone(&self.env));
         context.add_variable_from_value("event", variable(event, data));
         // The interpreter is young: a panic in it must cost one event, not the worker.
@@ -165,10 +179,9 @@ impl Filter {
 fn compile(source: &str) -> Result<Filter, FilterError> {
     let env = Env::stdlib();
     let program = env.compile(source).map_err(|errors| syntax(&errors))?;
-    let mut check = Check::default();
-    check.expression(program.expression(), 0)?;
+    let cost = check::check(program.expression())?;
     Ok(Filter {
-        reads_data: check.reads_data,
+        cost,
         program,
         env: Arc::new(env),
     })
@@ -187,103 +200,6 @@ fn syntax(errors: &cel::ParseErrors) -> FilterError {
         },
     );
     FilterError::Syntax(message.chars().take(LONGEST).collect())
-}
-
-/// What the tree says before anything is evaluated.
-#[derive(Default)]
-struct Check<'e> {
-    /// Variables that the comprehensions around the current expression declare.
-    declared: Vec<&'e str>,
-    in_loop: bool,
-    reads_data: bool,
-}
-
-impl<'e> Check<'e> {
-    fn expression(&mut self, expression: &'e IdedExpr, depth: usize) -> Result<(), FilterError> {
-        let next = depth + 1;
-        if next > MAX_DEPTH {
-            return Err(FilterError::TooDeep);
-        }
-        match &expression.expr {
-            Expr::Unspecified | Expr::Literal(_) => Ok(()),
-            Expr::Ident(name) => self.identifier(name),
-            Expr::Select(select) => match &select.operand.expr {
-                // Attributes are cheap; only the payload has to be parsed.
-                Expr::Ident(name) if self.is_event(name) && select.field != "data" => Ok(()),
-                _ => self.expression(&select.operand, next),
-            },
-            Expr::Call(call) => {
-                let operator = !call.func_name.starts_with(char::is_alphabetic);
-                if !operator && !FUNCTIONS.contains(&call.func_name.as_str()) {
-                    return Err(FilterError::UnknownFunction(call.func_name.clone()));
-                }
-                self.all(call.target.as_deref().into_iter().chain(&call.args), next)
-            }
-            Expr::List(list) => self.all(&list.elements, next),
-            Expr::Map(map) => self.entries(map.entries.iter().map(|entry| &entry.expr), next),
-            Expr::Struct(made) => Err(FilterError::UnknownFunction(made.type_name.clone())),
-            Expr::Comprehension(comprehension) => {
-                if self.in_loop {
-                    return Err(FilterError::NestedComprehension);
-                }
-                self.expression(&comprehension.iter_range, next)?;
-                self.expression(&comprehension.accu_init, next)?;
-                let outside = self.declared.len();
-                self.declared.push(&comprehension.iter_var);
-                self.declared.extend(comprehension.iter_var2.as_deref());
-                self.declared.push(&comprehension.accu_var);
-                self.in_loop = true;
-                self.expression(&comprehension.loop_cond, next)?;
-                self.expression(&comprehension.loop_step, next)?;
-                self.in_loop = false;
-                self.expression(&comprehension.result, next)?;
-                self.declared.truncate(outside);
-                Ok(())
-            }
-        }
-    }
-
-    fn all(
-        &mut self,
-        expressions: impl IntoIterator<Item = &'e IdedExpr>,
-        depth: usize,
-    ) -> Result<(), FilterError> {
-        expressions
-            .into_iter()
-            .try_for_each(|expression| self.expression(expression, depth))
-    }
-
-    fn entries(
-        &mut self,
-        entries: impl Iterator<Item = &'e EntryExpr>,
-        depth: usize,
-    ) -> Result<(), FilterError> {
-        for entry in entries {
-            match entry {
-                EntryExpr::StructField(field) => self.expression(&field.value, depth)?,
-                EntryExpr::MapEntry(entry) => {
-                    self.expression(&entry.key, depth)?;
-                    self.expression(&entry.value, depth)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn is_event(&self, name: &str) -> bool {
-        name == "event" && !self.declared.contains(&name)
-    }
-
-    fn identifier(&mut self, name: &str) -> Result<(), FilterError> {
-        if self.declared.contains(&name) || TYPES.contains(&name) {
-            return Ok(());
-        }
-        if name != "event" {
-            return Err(FilterError::UnknownVariable(name.to_owned()));
-        }
-        self.reads_data = true;
-        Ok(())
-    }
 }
 
 fn variable(event: &Attributes, data: Option<Value>) -> Value {
@@ -330,20 +246,35 @@ fn is_json(content_type: Option<&str>) -> bool {
     essence == "application/json" || essence == "text/json" || essence.ends_with("+json")
 }
 
+/// How large a payload is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    bytes: usize,
+    /// Scalars, lists and objects.
+    values: usize,
+    /// Most elements in one list or object.
+    longest: usize,
+}
+
 /// The payload as a CEL value; `None` when it is not JSON after all.
-fn parse(bytes: &[u8]) -> Result<Option<Value>, EvalError> {
+fn parse(bytes: &[u8], size: &mut Size) -> Result<Option<Value>, EvalError> {
     let Ok(json) = serde_json::from_slice(bytes) else {
         return Ok(None);
     };
-    let mut nodes = 0;
-    convert(json, &mut nodes).map(Some)
+    size.bytes = bytes.len();
+    convert(json, size).map(Some)
 }
 
-fn convert(json: serde_json::Value, nodes: &mut usize) -> Result<Value, EvalError> {
-    *nodes += 1;
-    if *nodes > MAX_DATA_NODES {
+fn convert(json: serde_json::Value, size: &mut Size) -> Result<Value, EvalError> {
+    size.values += 1;
+    if size.values > MAX_DATA_NODES {
         return Err(EvalError::DataTooLarge);
     }
+    size.longest = size.longest.max(match &json {
+        serde_json::Value::Array(values) => values.len(),
+        serde_json::Value::Object(fields) => fields.len(),
+        _ => 0,
+    });
     Ok(match json {
         serde_json::Value::Null => Value::Null,
         serde_json::Value::Bool(value) => Value::Bool(value),
@@ -357,14 +288,14 @@ fn convert(json: serde_json::Value, nodes: &mut usize) -> Result<Value, EvalErro
         serde_json::Value::Array(values) => Value::List(Arc::new(
             values
                 .into_iter()
-                .map(|value| convert(value, nodes))
+                .map(|value| convert(value, size))
                 .collect::<Result<_, _>>()?,
         )),
         serde_json::Value::Object(fields) => Value::Map(Map {
             map: Arc::new(
                 fields
                     .into_iter()
-                    .map(|(name, value)| Ok((key(&name), convert(value, nodes)?)))
+                    .map(|(name, value)| Ok((key(&name), convert(value, size)?)))
                     .collect::<Result<_, _>>()?,
             ),
         }),

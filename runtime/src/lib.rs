@@ -1,4 +1,4 @@
-//! What every binary shares: telemetry, admin server, configuration watching, shutdown and the TLS provider.
+//! What every binary shares: telemetry, admin server, configuration watching, shutdown, memory protection and the TLS provider.
 
 pub mod admin;
 pub mod backoff;
@@ -7,6 +7,7 @@ pub mod config;
 pub mod filter;
 #[cfg(feature = "guard")]
 pub mod guard;
+pub mod process;
 pub mod shutdown;
 pub mod telemetry;
 pub mod tls;

@@ -38,6 +38,9 @@ async fn the_product_is_installed_used_changed_and_removed() {
     let before = system.worker_pods();
     assert!(!before.is_empty(), "no worker runs");
 
+    workers_have_no_token();
+    system.step("no worker has a token of the API server");
+
     // What is committed arrives, what is rolled back does not.
     let posts = system.write("post.created", 20);
     let likes = system.write("post.liked", 20);
@@ -109,6 +112,8 @@ async fn the_product_is_installed_used_changed_and_removed() {
 
     system.step("the new filter works, in the same pods");
 
+    system.keep();
+
     // Deleted objects take their workers with them, the namespace goes, and so does the release.
     system.delete("subscriptions.fanout.dev", "posts");
     system.delete("subscriptions.fanout.dev", "everything");
@@ -127,4 +132,22 @@ async fn the_product_is_installed_used_changed_and_removed() {
     system.step("the objects are deleted");
     upgrade::loses_nothing(&system).await;
     system.remove().await;
+}
+
+/// What the kubelet really mounted: the operator has a token, no worker has one.
+fn workers_have_no_token() {
+    let has_token = |mounts: &String| mounts.contains("/secrets/kubernetes.io/serviceaccount");
+    for (program, expected) in [
+        ("/fanout-operator", true),
+        ("/fanout-relay", false),
+        ("/fanout-consumers", false),
+    ] {
+        let processes = node::mounts_of(program);
+        assert!(!processes.is_empty(), "no process runs {program}");
+        for mounts in &processes {
+            assert_eq!(has_token(mounts), expected, "{program}: {mounts}");
+        }
+        let names_config = |mounts: &String| mounts.contains(" /etc/fanout ");
+        assert_eq!(processes.iter().all(names_config), !expected, "{program}");
+    }
 }

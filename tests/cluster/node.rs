@@ -1,6 +1,7 @@
 //! The local cluster: started if it does not run, and then stopped again at the end.
 
 use crate::command::{output, tests_dir};
+use fanout_tests::produced;
 use fanout_tests::services::dirs;
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -129,13 +130,38 @@ fn ctr(arguments: &[&str]) {
     library("in_node", &all);
 }
 
-/// Calls a function of lib.sh.
-fn library(function: &str, arguments: &[&str]) {
+/// Mounts of every process on the node that runs the program `path` of an image, as its /proc shows them.
+pub(crate) fn mounts_of(path: &str) -> Vec<String> {
+    let script = r#"for process in /proc/[0-9]*; do
+        [ "$(readlink "$process/exe" 2>/dev/null)" = "$0" ] || continue
+        printf 'process\n'
+        cat "$process/mountinfo"
+    done"#;
+    let found = library("in_node", &["bash", "-c", script, path]);
+    found
+        .split("process\n")
+        .skip(1)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Keeps the logs of the node's own parts, the audit log among them.
+pub(crate) fn keep_logs() {
+    let folder = library("eval", &["printf %s \"$state/run/log\""]);
+    for entry in fs::read_dir(folder.trim()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        produced::keep(&format!("cluster-{name}"), &fs::read(&path).unwrap());
+    }
+}
+
+/// Calls a function of lib.sh and returns what it prints.
+fn library(function: &str, arguments: &[&str]) -> String {
     let mut command = Command::new("bash");
     command
         .args(["-euc", r#". "$0"; "$@""#])
         .arg(tests_dir().join("cluster/lib.sh"))
         .arg(function)
         .args(arguments);
-    output(&mut command);
+    output(&mut command)
 }

@@ -117,7 +117,8 @@ supervise kube-apiserver kube-apiserver --etcd-servers=http://127.0.0.1:2379 \
   --service-account-key-file="$pki/service-account.pub" --service-account-signing-key-file="$pki/service-account.key" \
   --requestheader-client-ca-file="$pki/front-proxy-ca.crt" --requestheader-allowed-names=front-proxy-client \
   --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group --requestheader-extra-headers-prefix=X-Remote-Extra- \
-  --proxy-client-cert-file="$pki/front-proxy-client.crt" --proxy-client-key-file="$pki/front-proxy-client.key" --enable-aggregator-routing=true
+  --proxy-client-cert-file="$pki/front-proxy-client.crt" --proxy-client-key-file="$pki/front-proxy-client.key" --enable-aggregator-routing=true \
+  --audit-policy-file=/run/node/conf/audit.yaml --audit-log-path="$state/run/log/audit.log" --audit-log-maxsize=100000
 
 # Each of the rest waits for the API server itself, but would log an error a second until it is there.
 eventually 60 "the API server" kubectl get --raw /readyz || true

@@ -7,7 +7,7 @@ pub(crate) mod traffic;
 use crate::SOON;
 use crate::command::{output, repository_file, try_with_input};
 use crate::node::{self, Node};
-use fanout_tests::eventually;
+use fanout_tests::{eventually, produced};
 use release::Version;
 use serde_json::{Value, json};
 use std::time::Instant;
@@ -124,6 +124,38 @@ impl System {
         }
     }
 
+    /// Keeps what the product's processes logged and what the API server knows, Secrets aside.
+    pub(crate) fn keep(&self) {
+        if produced::dir().is_none() {
+            return;
+        }
+        let kinds = "fanouttopics.fanout.dev,subscriptions.fanout.dev,deployments,replicasets,pods,configmaps,serviceaccounts,services,leases,events";
+        for namespace in [self.namespace.as_str(), OPERATOR_NAMESPACE] {
+            let place = ["--namespace", namespace];
+            let objects =
+                output(
+                    self.node
+                        .kubectl()
+                        .args(place)
+                        .args(["get", kinds, "--output=yaml"]),
+                );
+            produced::keep("cluster-objects", objects.as_bytes());
+            let pods =
+                output(
+                    self.node
+                        .kubectl()
+                        .args(place)
+                        .args(["get", "pods", "--output=name"]),
+                );
+            for pod in pods.lines() {
+                let logs = ["logs", pod, "--all-containers"];
+                let log = output(self.node.kubectl().args(place).args(logs));
+                produced::keep("cluster-pod.log", log.as_bytes());
+            }
+        }
+        node::keep_logs();
+    }
+
     /// Removes the namespace and, unless it was there before, the release; nothing of either may stay but the CRDs.
     pub(crate) async fn remove(self) {
         self.kubectl(&["delete", "namespace", &self.namespace, "--timeout=300s"]);
@@ -228,5 +260,5 @@ impl Drop for System {
 }
 
 fn password() -> String {
-    format!("{:032x}", rand::random::<u128>())
+    format!("{}{:016x}", produced::MARK, rand::random::<u64>())
 }

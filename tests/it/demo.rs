@@ -7,7 +7,7 @@ use fanout_tests::{Sandbox, eventually, services};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SIGNING_SECRET: &str = "whsec_ZGVtby1zaWduaW5nLXNlY3JldC1vZi10aGUtdGVzdHM=";
+const SIGNING_SECRET: &str = "whsec_UGxhbnRlZFNlY3JldCBzaWducyBmb3IgZGVtbyB0ZXN0cw==";
 const SIGNING_FILE: &str = "search-uid.signing.0";
 const FILTER: &str = r#"event.type == "post.created" && event.data.visibility == "public""#;
 

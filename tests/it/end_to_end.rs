@@ -68,8 +68,8 @@ impl Subscriber {
 
 fn files(sandbox: &Sandbox) -> Files {
     let mut files = sandbox.secret_files();
-    let secret = format!("whsec_{}", "c2VjcmV0LW9mLXRoZS1lbmQtdG8tZW5kLXRlc3RzIQ");
-    files.insert(SIGNING_FILE.to_owned(), format!("{secret}==").into_bytes());
+    let secret = "whsec_UGxhbnRlZFNlY3JldCBzaWducyBmb3IgZW5kIHRlc3Rz";
+    files.insert(SIGNING_FILE.to_owned(), secret.as_bytes().to_vec());
     files
 }
 

@@ -9,6 +9,7 @@
 mod chart;
 mod checker;
 mod consumer;
+mod cores;
 mod crds;
 mod demo;
 mod end_to_end;

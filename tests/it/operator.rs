@@ -1,6 +1,7 @@
 //! The operator on a real API server and a real broker, with the rights that the chart gives it. Kubelets, controllers and
 //! workers are played.
 
+mod attempts;
 mod cluster;
 mod deletion;
 mod flows;
@@ -9,6 +10,7 @@ mod live;
 mod manners;
 mod played;
 mod repairs;
+mod rotation;
 mod scale;
 
 use cluster::{Cluster, LIMIT};
@@ -30,7 +32,10 @@ use played::{consumer_config, files};
 use serde_json::json;
 
 /// Values that may appear in Secrets only.
-const CANARIES: [&str; 2] = ["canary-database-password", "d2hzZWMtY2FuYXJ5"];
+const CANARIES: [&str; 2] = [
+    "PlantedSecret-database-password",
+    "UGxhbnRlZFNlY3JldCBzaWducyBmb3Igb3BlcmF0b3IgdGVzdHM=",
+];
 
 fn secrets() -> String {
     format!(
@@ -48,9 +53,9 @@ stringData: {{key: 'whsec_{}'}}
 apiVersion: v1
 kind: Secret
 metadata: {{name: private}}
-stringData: {{key: secret}}
+stringData: {{key: 'whsec_{}'}}
 ",
-        CANARIES[0], CANARIES[1]
+        CANARIES[0], CANARIES[1], CANARIES[1]
     )
 }
 
@@ -272,6 +277,7 @@ async fn workers_are_complete(cluster: &Cluster, namespace: &str) {
         }
         assert!(deployment.finalizers().is_empty());
         assert_eq!(account.automount_service_account_token, Some(false));
+        only_the_configuration_is_mounted(deployment);
         assert_eq!(
             secret.data.as_ref().unwrap()[names::HASH_KEY_FILE].0.len(),
             32
@@ -324,6 +330,20 @@ async fn workers_are_complete(cluster: &Cluster, namespace: &str) {
     cluster
         .subscription(namespace, "plain", STALLED, "False/Succeeded")
         .await;
+}
+
+/// No token of the API server, nor anything else.
+fn only_the_configuration_is_mounted(deployment: Deployment) {
+    let pod = deployment.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.automount_service_account_token, Some(false));
+    let volumes = pod.volumes.unwrap_or_default();
+    assert_eq!(volumes.len(), 1);
+    let sources = volumes[0].projected.as_ref().unwrap().sources.as_ref();
+    let sources = sources.unwrap();
+    assert_eq!(sources.len(), 2);
+    for source in sources {
+        assert!(source.config_map.is_some() || source.secret.is_some());
+    }
 }
 
 async fn broken_objects_say_why(cluster: &Cluster, namespace: &str) {

@@ -1,6 +1,7 @@
 //! Configurations of workers that fit a sandbox; tests change what they are about.
 
 use crate::process::Files;
+use crate::produced::MARK;
 use crate::services::RECEIVER_RANGE;
 use crate::{PARTITIONS, Sandbox};
 use fanout_contract::consumer::{
@@ -22,7 +23,7 @@ impl Sandbox {
             (URL_FILE.to_owned(), self.relay_url.clone().into_bytes()),
             (
                 fanout_contract::names::HASH_KEY_FILE.to_owned(),
-                format!("hash key of {}", self.name).into_bytes(),
+                format!("{MARK} hash key of {}", self.name).into_bytes(),
             ),
         ])
     }

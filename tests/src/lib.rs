@@ -15,6 +15,7 @@ pub mod configs;
 pub mod fleet;
 pub mod objects;
 pub mod process;
+pub mod produced;
 pub mod receiver;
 pub mod services;
 pub mod verdict;

@@ -188,3 +188,63 @@ fn only_a_filter_that_reads_data_pays_for_its_size() {
         Err(EvalError::DataTooLarge)
     );
 }
+
+/// Each of these costs more memory or time than a worker has, on an ordinary event.
+#[rstest]
+#[case::doubling_text("[event.id].map(a, a + a).map(b, b + b).map(c, c + c).size() > 0")]
+#[case::doubling_lists("[1].map(a, [a, a]).map(b, [b, b]).map(c, [c, c]) == [[1]]")]
+#[case::doubling_objects("[1].map(a, {'x': a, 'y': a}).size() > 0")]
+#[case::copies("event.data.tags.map(t, bytes(event.data.visibility)).size() > 0")]
+#[case::copies_of_text("event.data.tags.map(t, string(event.data)).size() > 0")]
+#[case::joins_in_a_condition("event.data.tags.exists(t, (t + t) == 'aa')")]
+#[case::collected_by_a_condition("event.data.tags.map(t, t != 'x', t + t).size() > 0")]
+fn what_could_grow_without_a_bound_is_refused(#[case] source: &str) {
+    let refused = Filter::compile(source).unwrap_err();
+    assert!(matches!(refused, FilterError::Unbounded(_)), "{refused}");
+}
+
+#[test]
+fn joins_outside_loops_are_few() {
+    let joined = |joins: usize| format!("size(event.id{}) > 0", " + event.id".repeat(joins));
+    assert_eq!(judge(&joined(16)), Ok(true));
+    assert!(matches!(
+        Filter::compile(&joined(17)),
+        Err(FilterError::Unbounded(_))
+    ));
+}
+
+#[rstest]
+#[case("event.data.tags.map(t, size(t) + 1).exists(n, n == 2)")]
+#[case("event.data.tags.all(t, int(event.data.total) + event.data.total > 1)")]
+#[case("event.data.tags.exists_one(t, t in ['b', 'c'])")]
+#[case("event.data.tags.exists(t, string(event.data.total) == '41')")]
+#[case("event.data.nested.deep.map(n, n * 2) == [2, 4]")]
+#[case("event.type + '/' + event.id == 'post.created/e-1'")]
+fn what_is_bounded_is_not_refused(#[case] source: &str) {
+    assert_eq!(judge(source), Ok(true), "{source}");
+}
+
+#[rstest]
+#[case("event.id.matches(event.data.visibility)")]
+#[case("event.id.matches('a' + 'b')")]
+#[case("event.id.matches('(')")]
+#[case("event.id.matches('((a{1,100}){1,100}){1,100}')")]
+fn a_pattern_is_a_short_literal(#[case] source: &str) {
+    assert_eq!(Filter::compile(source).unwrap_err(), FilterError::Pattern);
+}
+
+/// The same expressions are fine on an event of common size.
+#[rstest]
+#[case("event.data.all.all(x, x in event.data.all)")]
+#[case("event.data.all.exists(x, x.matches('no'))")]
+#[case("event.data.all.exists(x, x == event.data.text)")]
+fn an_expression_that_would_take_too_long_is_not_evaluated(#[case] source: &str) {
+    let filter = Filter::compile(source).unwrap();
+    let data = |elements: usize, text: usize| {
+        let all = vec!["\"x\""; elements].join(",");
+        format!("{{\"all\": [{all}], \"text\": \"{}\"}}", "t".repeat(text))
+    };
+    let judged = |data: String| filter.matches(&event(), Some(data.as_bytes()));
+    judged(data(100, 2_000)).unwrap();
+    assert_eq!(judged(data(9_000, 900_000)), Err(EvalError::DataTooLarge));
+}

@@ -55,7 +55,7 @@ async fn a_signed_event_verifies_with_both_secrets_while_they_are_rotated() {
         });
     let secrets = [
         ("new", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
-        ("old", "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="),
+        ("old", "whsec_UGxhbnRlZFNlY3JldCBzaWducyBmb3Igb2xkIHRlc3Rz"),
     ];
     let mut files = scene.sandbox.secret_files();
     files.extend(secrets.map(|(name, secret)| (name.to_owned(), secret.as_bytes().to_vec())));

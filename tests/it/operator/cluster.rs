@@ -4,9 +4,9 @@ use clap::Parser as _;
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_operator::args::Args;
 use fanout_operator::kafka::{self, ClusterParams, Clusters};
-use fanout_tests::eventually;
 use fanout_tests::services::api_server::{ApiServer, Write};
 use fanout_tests::services::{self, dirs};
+use fanout_tests::{eventually, produced};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
@@ -35,6 +35,7 @@ pub(crate) struct Cluster {
 
 /// One operator. Dropped, it stops.
 pub(crate) struct Operator {
+    admin: std::path::PathBuf,
     stop: CancellationToken,
     ended: tokio::task::JoinHandle<anyhow::Result<()>>,
 }
@@ -63,6 +64,7 @@ impl Cluster {
 
     /// The same with further arguments.
     pub(crate) async fn operator_with(&self, instance: &str, further: &[&str]) -> Operator {
+        produced::keep_tracing();
         let kubeconfig = self
             .server
             .kubeconfig_of_service_account("fanout-system", "fanout-operator");
@@ -71,8 +73,11 @@ impl Cluster {
             .await
             .unwrap();
         let instance = format!("--instance={instance}");
+        let admin = dirs::run().join(format!("operator-{:08x}", rand::random::<u32>()));
+        let admin_file = format!("--admin-addr-file={}", admin.display());
         let arguments = [
             "fanout-operator",
+            &admin_file,
             "--namespace=fanout-system",
             &instance,
             "--worker-image=localhost/fanout-operator:test",
@@ -91,7 +96,7 @@ impl Cluster {
             args,
             stop.clone(),
         )));
-        Operator { stop, ended }
+        Operator { admin, stop, ended }
     }
 
     /// Applies YAML documents into `namespace`.
@@ -102,6 +107,7 @@ impl Cluster {
                 pinned_kind(&self.client, &GroupVersionKind::try_from(&types).unwrap())
                     .await
                     .unwrap();
+            note_secrets(&object);
             object.metadata.namespace = Some(namespace.to_owned());
             let api: Api<DynamicObject> =
                 Api::namespaced_with(self.client.clone(), namespace, &resource);
@@ -222,6 +228,19 @@ impl Cluster {
     }
 }
 
+/// What is in a Secret may be nowhere else.
+fn note_secrets(object: &DynamicObject) {
+    let is_secret = object.types.as_ref().is_some_and(|it| it.kind == "Secret");
+    let values = object.data["stringData"].as_object();
+    for value in values
+        .filter(|_| is_secret)
+        .into_iter()
+        .flat_map(|map| map.values())
+    {
+        produced::note_secret(value.as_str().unwrap_or_default().as_bytes());
+    }
+}
+
 fn reads(
     conditions: &[Condition],
     generation: Option<i64>,
@@ -249,6 +268,10 @@ fn reads(
 impl Operator {
     /// What SIGTERM does.
     pub(crate) async fn stop(self) {
+        if let Ok(address) = std::fs::read_to_string(&self.admin) {
+            let kept = || produced::keep_pages("operator", &address);
+            tokio::task::block_in_place(kept);
+        }
         self.stop.cancel();
         self.ended.await.unwrap().expect("the operator ends well");
     }

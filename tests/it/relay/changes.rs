@@ -52,7 +52,7 @@ async fn a_wrong_password_is_reported_and_a_right_one_applied_without_restart() 
     let mut wrong = right.clone();
     let url = sandbox
         .relay_url
-        .replace(services::postgres::PASSWORD, "wrong-password-of-the-test");
+        .replace(services::postgres::PASSWORD, "PlantedSecret-wrong-password");
     wrong.insert(configs::URL_FILE.to_owned(), url.into_bytes());
     let mut relay = Relay::start_with(&sandbox, "a", &config, wrong).await;
     let class = |status: &fanout_contract::relay::RelayStatus| {

@@ -221,20 +221,24 @@ async fn a_connection_that_can_not_be_made_has_a_class() {
         let failure = fanout_relay::source::Source::connect(&postgres, &files)
             .await
             .unwrap_err();
-        assert!(!failure.message.contains("s3cret-word"), "{failure:?}");
+        assert!(
+            !failure.message.contains("PlantedSecret-word"),
+            "{failure:?}"
+        );
         failure.class
     };
-    let password = sandbox
-        .relay_url
-        .replace(fanout_tests::services::postgres::PASSWORD, "s3cret-word");
+    let password = sandbox.relay_url.replace(
+        fanout_tests::services::postgres::PASSWORD,
+        "PlantedSecret-word",
+    );
     assert_eq!(refused(&password).await, SourceError::AuthenticationFailed);
-    let database = format!("{}-s3cret-word", sandbox.relay_url);
+    let database = format!("{}-PlantedSecret-word", sandbox.relay_url);
     assert_eq!(refused(&database).await, SourceError::DatabaseMissing);
     assert_eq!(
-        refused("postgres://u:s3cret-word@127.0.0.1:1/db").await,
+        refused("postgres://u:PlantedSecret-word@127.0.0.1:1/db").await,
         SourceError::Unreachable
     );
-    assert_eq!(refused("s3cret-word").await, SourceError::UrlInvalid);
+    assert_eq!(refused("PlantedSecret-word").await, SourceError::UrlInvalid);
     let tls = format!("{}?sslmode=require", sandbox.relay_url);
     assert_eq!(refused(&tls).await, SourceError::TlsFailed);
 }

@@ -120,14 +120,23 @@ impl<'a> Checker<'a> {
 
     /// Judges what `receiver` accepted against everything committed, of one topic whose records nobody looks at.
     pub async fn judge_deliveries(&self, receiver: &Receiver) -> Verdict {
+        self.judge_deliveries_in(receiver, Form::Exact).await
+    }
+
+    /// The same for signed deliveries: their JSON data is part of a larger document.
+    pub async fn judge_signed_deliveries(&self, receiver: &Receiver) -> Verdict {
+        self.judge_deliveries_in(receiver, Form::Json).await
+    }
+
+    async fn judge_deliveries_in(&self, receiver: &Receiver, form: Form) -> Verdict {
         let keys = self.keys();
         let accepted = received::accepted(self.sandbox.pool(), receiver.name()).await;
         let seen = accepted.into_iter().map(|request| {
             let key = keys.get(request.id.as_str()).copied().flatten();
-            request.event(key, Form::Exact)
+            request.event(key, form)
         });
         verdict::judge(&Evidence {
-            committed: self.committed(Form::Exact),
+            committed: self.committed(form),
             seen: seen.collect(),
             ordered: true,
             ..Evidence::default()

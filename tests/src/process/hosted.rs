@@ -1,7 +1,8 @@
 //! A worker's binary run the way a pod runs it: from a configuration directory that somebody else fills.
 
 use super::config_dir::ConfigDir;
-use super::{Files, program, spawn};
+use super::{Files, note_secrets, program, spawn};
+use crate::produced;
 use crate::services::child::{Process, Signal};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,6 +24,7 @@ impl Hosted {
     pub fn start(name: &str, instance: &str, dir: &Path, files: &Files) -> anyhow::Result<Self> {
         let mut config = ConfigDir::new(dir.join("config"))?;
         config.replace(files)?;
+        note_secrets(files);
         fanout_runtime::tls::install_ring_provider();
         let process = spawn(&program(name), instance, dir, config.path());
         Ok(Self {
@@ -40,6 +42,7 @@ impl Hosted {
 
     /// Replaces all files at once.
     pub fn replace(&mut self, files: &Files) -> anyhow::Result<()> {
+        note_secrets(files);
         Ok(self.config.replace(files)?)
     }
 
@@ -95,6 +98,14 @@ impl Hosted {
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        if let Some(admin) = self.admin() {
+            produced::keep_pages(&self.instance, &admin);
+        }
     }
 }
 

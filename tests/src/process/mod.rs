@@ -9,7 +9,7 @@ pub use operator::{OperatorProcess, Usage};
 
 use crate::services::child::{self, Process, Signal, Spec};
 use crate::services::{dirs, say};
-use crate::{Sandbox, eventually};
+use crate::{Sandbox, eventually, produced};
 use config_dir::ConfigDir;
 use fanout_contract::consumer::{ConsumerConfig, ConsumerStatus};
 use fanout_contract::names::CONFIG_FILE;
@@ -34,8 +34,6 @@ pub type Files = BTreeMap<String, Vec<u8>>;
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// A worker stops within this time after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_mins(1);
-/// Shorter file contents are no secrets and occur in any log.
-const SHORTEST_SECRET: usize = 8;
 /// Lines of a worker's log that a failed test shows.
 const SHOWN_LINES: usize = 80;
 
@@ -250,7 +248,7 @@ impl<B: Binary> Worker<B> {
             .iter()
             .filter(|(name, _)| *name != CONFIG_FILE)
             .filter(|(_, contents)| {
-                secrets_in(contents)
+                produced::secrets_in(contents)
                     .iter()
                     .any(|secret| text.contains(secret))
             })
@@ -261,6 +259,7 @@ impl<B: Binary> Worker<B> {
 
 impl<B: Binary> Drop for Worker<B> {
     fn drop(&mut self) {
+        produced::keep_pages(&self.instance, &self.admin);
         self.process.kill();
         let log = self.log();
         if std::thread::panicking() {
@@ -282,22 +281,16 @@ impl<B: Binary> Drop for Worker<B> {
 }
 
 fn with_config(config: &impl Serialize, mut files: Files) -> Files {
+    note_secrets(&files);
     let yaml = serde_yaml::to_string(config).expect("a configuration can be written");
     files.insert(CONFIG_FILE.to_owned(), yaml.into_bytes());
     files
 }
 
-/// The contents of a secret file, line by line, and the password inside a URL.
-fn secrets_in(contents: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(contents);
-    let mut secrets: Vec<String> = text.lines().map(str::to_owned).collect();
-    secrets.extend(
-        url::Url::parse(text.trim())
-            .ok()
-            .and_then(|url| Some(url.password()?.to_owned())),
-    );
-    secrets.retain(|secret| secret.len() >= SHORTEST_SECRET && !secret.starts_with("-----"));
-    secrets
+/// What is in these files may be nowhere else.
+fn note_secrets(files: &Files) {
+    let secrets = files.iter().filter(|(name, _)| *name != CONFIG_FILE);
+    secrets.for_each(|(_, contents)| produced::note_secret(contents));
 }
 
 fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path) -> Process {
@@ -319,7 +312,7 @@ fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path) -> Process {
 }
 
 /// The binary `name` that Cargo built beside this test.
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");
     let program = test
         .ancestors()
@@ -359,23 +352,4 @@ fn newer_source(folder: &str, built: SystemTime) -> Option<PathBuf> {
         }
     }
     None
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_password_of_a_url_is_a_secret() {
-        let secrets = secrets_in(b"postgres://relay:correct-horse@db:5432/shop\n");
-        assert!(secrets.contains(&"correct-horse".to_owned()), "{secrets:?}");
-    }
-
-    #[test]
-    fn short_lines_and_pem_frames_are_none() {
-        assert_eq!(
-            secrets_in(b"-----BEGIN KEY-----\nMIIEvQIBADAN\nabc\n"),
-            ["MIIEvQIBADAN"]
-        );
-    }
 }

@@ -4,6 +4,7 @@
 
 use super::child::{Process, Spec};
 use super::{dirs, ports, run};
+use crate::produced::{self, rights};
 use crate::{Deadline, eventually};
 use anyhow::Context;
 use k8s_openapi::api::core::v1::Namespace;
@@ -14,9 +15,11 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::GroupVersionKind;
 use kube::discovery::{Scope, pinned_kind};
 use kube::{Client, Config, ResourceExt as _};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const START_LIMIT: Duration = Duration::from_mins(1);
@@ -27,6 +30,7 @@ pub struct ApiServer {
     dir: PathBuf,
     kubectl: PathBuf,
     port: u16,
+    audit: Mutex<Audit>,
     // The server goes first: without etcd it would only complain.
     server: Process,
     _etcd: Process,
@@ -45,6 +49,7 @@ impl ApiServer {
             dir,
             kubectl: binaries.join("kubectl"),
             port,
+            audit: Mutex::default(),
             server,
             _etcd: etcd,
         };
@@ -95,8 +100,13 @@ impl ApiServer {
 
     /// Kubeconfig of a ServiceAccount, with the rights that RBAC gives it.
     pub fn kubeconfig_of_service_account(&self, namespace: &str, name: &str) -> PathBuf {
+        let user = format!("system:serviceaccount:{namespace}:{name}");
+        if user == rights::USER {
+            // Itself and not impersonated: the audit policy sees who asks, not in whose name.
+            return self.write_kubeconfig_of("operator", OPERATOR_TOKEN, "");
+        }
         self.kubeconfig_as(
-            &format!("system:serviceaccount:{namespace}:{name}"),
+            &user,
             &[
                 "system:serviceaccounts",
                 &format!("system:serviceaccounts:{namespace}"),
@@ -146,32 +156,32 @@ impl ApiServer {
 
     /// Number of requests that changed something, or tried to, so far. A mark for [`Self::writes_since`].
     pub fn mark(&self) -> usize {
-        self.audit().len()
+        self.audit(<[Write]>::len)
     }
 
     /// Requests after `mark` that changed something, or tried to, in the order in which they ended.
     pub fn writes_since(&self, mark: usize) -> Vec<Write> {
-        self.audit().split_off(mark)
+        self.audit(|writes| writes.get(mark..).unwrap_or_default().to_vec())
     }
 
-    fn audit(&self) -> Vec<Write> {
-        let text = fs::read_to_string(self.dir.join("audit.log")).unwrap_or_default();
-        // The last line may be half written.
-        let whole = text
-            .rfind('\n')
-            .map_or("", |end| text.get(..end).unwrap_or_default());
-        whole
-            .lines()
-            .map(|line| Write::parse(line).expect("an audit event"))
-            .collect()
+    fn audit<T>(&self, look: impl FnOnce(&[Write]) -> T) -> T {
+        let mut audit = self.audit.lock().unwrap_or_else(PoisonError::into_inner);
+        audit
+            .read(&self.dir.join(AUDIT))
+            .expect("the audit log can be read");
+        look(&audit.writes)
     }
 
     fn write_kubeconfig(&self, name: &str, identity: &str) -> PathBuf {
+        self.write_kubeconfig_of(name, TOKEN, identity)
+    }
+
+    fn write_kubeconfig_of(&self, name: &str, token: &str, identity: &str) -> PathBuf {
         let file = self.dir.join(format!("{name}.kubeconfig"));
         let text = format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: tests\n\
              clusters: [{{name: tests, cluster: {{server: 'https://127.0.0.1:{}', certificate-authority: '{}'}}}}]\n\
-             users: [{{name: tests, user: {{token: {TOKEN}{identity}}}}}]\n\
+             users: [{{name: tests, user: {{token: {token}{identity}}}}}]\n\
              contexts: [{{name: tests, context: {{cluster: tests, user: tests}}}}]\n",
             self.port,
             self.dir.join("certificates/apiserver.crt").display(),
@@ -217,7 +227,45 @@ impl ApiServer {
 }
 
 /// Token of the user `admin`; the server listens on loopback only and ends with the tests.
-const TOKEN: &str = "fanout-tests-admin";
+const TOKEN: &str = "fanout-tests-PlantedSecret-admin";
+/// Token of the operator's ServiceAccount.
+const OPERATOR_TOKEN: &str = "fanout-tests-PlantedSecret-operator";
+/// The audit log, in the server's folder.
+const AUDIT: &str = "audit.log";
+
+/// The writes in the audit log, as far as it was read.
+#[derive(Debug, Default)]
+struct Audit {
+    read: u64,
+    writes: Vec<Write>,
+}
+
+impl Audit {
+    /// Reads what is new in `file`.
+    fn read(&mut self, file: &Path) -> std::io::Result<()> {
+        let Ok(mut file) = File::open(file) else {
+            // Nobody wrote yet.
+            return Ok(());
+        };
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        // The last line may be half written.
+        let Some(end) = text.iter().rposition(|byte| *byte == b'\n') else {
+            return Ok(());
+        };
+        text.truncate(end + 1);
+        self.read += u64::try_from(text.len()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let events = text.lines().map(Write::parse);
+        self.writes.extend(
+            events
+                .map(|write| write.expect("an audit event"))
+                .filter(|write| !matches!(write.verb.as_str(), "get" | "list" | "watch")),
+        );
+        Ok(())
+    }
+}
 
 /// A request that changed something, or tried to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -391,13 +439,13 @@ fn start_server(binaries: &Path, dir: &Path, port: u16, etcd: &str) -> anyhow::R
         .arg(&key))?;
     fs::write(
         dir.join("tokens.csv"),
-        format!("{TOKEN},admin,admin,system:masters\n"),
+        format!(
+            "{TOKEN},admin,admin,system:masters\n{OPERATOR_TOKEN},{},operator,\"system:serviceaccounts,system:serviceaccounts:fanout-system\"\n",
+            rights::USER
+        ),
     )?;
-    fs::write(
-        dir.join("audit.yaml"),
-        "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n\
-         - {level: Metadata, verbs: [create, update, patch, delete, deletecollection]}\n- {level: None}\n",
-    )?;
+    let policy = dirs::tests_dir().join("cluster/conf/audit.yaml");
+    produced::divert(&dir.join(AUDIT))?;
     Spec::new(
         binaries.join("kube-apiserver"),
         dir,
@@ -435,13 +483,9 @@ fn start_server(binaries: &Path, dir: &Path, port: u16, etcd: &str) -> anyhow::R
     .args([Path::new("--service-account-key-file"), &key])
     // No controller makes the ServiceAccount that pods would need.
     .args(["--disable-admission-plugins", "ServiceAccount"])
-    .args([
-        "--audit-policy-file",
-        "audit.yaml",
-        "--audit-log-path",
-        "audit.log",
-        "--audit-log-mode",
-        "blocking",
-    ])
+    .args([Path::new("--audit-policy-file"), &policy])
+    // Never continued in another file.
+    .args(["--audit-log-path", AUDIT, "--audit-log-maxsize", "100000"])
+    .args(["--audit-log-mode", "blocking"])
     .spawn()
 }

@@ -5,15 +5,15 @@
 
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 pub use rustix::process::Signal;
 
-use crate::Deadline;
+use crate::{Deadline, produced};
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -80,11 +80,12 @@ impl Spec {
             child: Mutex::new(child),
             program,
             log,
+            kept: AtomicBool::new(false),
         })
     }
 
     fn command(self) -> anyhow::Result<Command> {
-        let log = File::options().create(true).append(true).open(&self.log)?;
+        let log = produced::open_log(&self.log)?;
         let mut command = as_user(self.user);
         command
             .args(["--pdeathsig", self.death_signal, "--"])
@@ -140,6 +141,8 @@ pub struct Process {
     child: Mutex<Child>,
     program: String,
     log: PathBuf,
+    /// True once its arguments and environment were kept.
+    kept: AtomicBool,
 }
 
 impl Process {
@@ -161,6 +164,9 @@ impl Process {
     pub fn signal(&self, signal: Signal) {
         // Not reaped yet, so the id is still its own.
         if self.ended().is_none() {
+            if !self.kept.swap(true, Ordering::Relaxed) {
+                produced::keep_start(&self.program, self.pid());
+            }
             rustix::process::kill_process(self.pid, signal).ok();
         }
     }

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Password of every role the harness makes: tests may look for it where it must not be.
-pub const PASSWORD: &str = "pg-p4ssw0rd-of-the-tests";
+/// Password of every role the harness makes; it carries [`crate::produced::MARK`].
+pub const PASSWORD: &str = "pg-PlantedSecret-of-the-tests";
 /// Database that [`crate::Sandbox`] clones; it holds what `manifests/sql` creates.
 pub const TEMPLATE: &str = "fanout_template";
 /// Connections the server admits; tests run in parallel with a pool each.

@@ -2,11 +2,11 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use fanout_contract::names::SIGNING_SECRET_PREFIX;
 use hmac::{Hmac, KeyInit, Mac};
 use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 
-const PREFIX: &str = "whsec_";
 /// Bytes a secret may have.
 const LENGTH: std::ops::RangeInclusive<usize> = 24..=64;
 
@@ -34,7 +34,10 @@ impl Signer {
             .iter()
             .map(|secret| {
                 let text = secret.expose_secret().trim();
-                let text = text.strip_prefix(PREFIX).unwrap_or(text);
+                // Without it, what was handed in may be another secret, a password: its signatures would give it away.
+                let text = text
+                    .strip_prefix(SIGNING_SECRET_PREFIX)
+                    .ok_or(SecretError::Encoding)?;
                 let key = STANDARD.decode(text).map_err(|_| SecretError::Encoding)?;
                 if !LENGTH.contains(&key.len()) {
                     return Err(SecretError::Length);
@@ -77,7 +80,11 @@ mod tests {
     use standardwebhooks::Webhook;
 
     fn secret(byte: u8, length: usize) -> SecretString {
-        format!("{PREFIX}{}", STANDARD.encode(vec![byte; length])).into()
+        format!(
+            "{SIGNING_SECRET_PREFIX}{}",
+            STANDARD.encode(vec![byte; length])
+        )
+        .into()
     }
 
     #[test]
@@ -110,10 +117,17 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_without_prefix_or_with_white_space_is_the_same_secret() {
+    fn a_secret_with_white_space_is_the_same_secret() {
         let plain = STANDARD.encode([7; 32]);
         let sign = |text: String| Signer::new(&[text.into()]).unwrap().sign("a", 1, b"x");
-        assert_eq!(sign(plain.clone()), sign(format!(" whsec_{plain}\n")));
+        let tidy = sign(format!("whsec_{plain}"));
+        assert_eq!(tidy, sign(format!(" whsec_{plain}\n")));
+    }
+
+    #[test]
+    fn a_password_is_no_signing_secret_although_it_looks_like_base64() {
+        let refused = Signer::new(&[STANDARD.encode([7; 32]).into()]).unwrap_err();
+        assert_eq!(refused, SecretError::Encoding);
     }
 
     #[test]

@@ -3,6 +3,8 @@
 
 mod cleanup;
 mod filters;
+#[cfg(test)]
+mod hostile_tests;
 mod observe;
 pub(crate) mod position;
 pub(crate) mod status;

@@ -10,6 +10,7 @@ use fanout_contract::consumer::{self, SubscriptionConfig, WebhookConfig};
 use fanout_contract::names;
 use fanout_crds::Subscription;
 use fanout_crds::condition::reason;
+use fanout_crds::reference::SecretKeyRef;
 use fanout_crds::subscription::{Delivery, Ordering, Sink, WebhookSink};
 use fanout_runtime::guard::Guard;
 use kube::ResourceExt;
@@ -41,28 +42,48 @@ pub(crate) fn validate(
             consumer::Sink::Webhook(webhook_config(webhook, &mut reader, guard)?)
         }
     };
+    let config = SubscriptionConfig {
+        name: subscription.name_any(),
+        generation: subscription.metadata.generation.unwrap_or_default(),
+        group_id: subscription
+            .status
+            .as_ref()
+            .and_then(|status| status.group_id.clone())
+            .unwrap_or_default(),
+        suspend: spec.suspend,
+        filter: spec.filter.clone(),
+        sink,
+        delivery: delivery(&spec.delivery),
+        start_offsets: Vec::new(),
+        resume: subscription
+            .annotations()
+            .get(names::RESUME_ANNOTATION)
+            .map(|value| names::resume_token(value)),
+        uid: uid.clone(),
+    };
+    check_size(&config)?;
     Ok(ValidSubscription {
-        config: SubscriptionConfig {
-            name: subscription.name_any(),
-            generation: subscription.metadata.generation.unwrap_or_default(),
-            group_id: subscription
-                .status
-                .as_ref()
-                .and_then(|status| status.group_id.clone())
-                .unwrap_or_default(),
-            suspend: spec.suspend,
-            filter: spec.filter.clone(),
-            sink,
-            delivery: delivery(&spec.delivery),
-            start_offsets: Vec::new(),
-            resume: subscription
-                .annotations()
-                .get(names::RESUME_ANNOTATION)
-                .cloned(),
-            uid: uid.clone(),
-        },
+        config,
         files: reader.into_files(),
     })
+}
+
+/// A pool's ConfigMap takes 1 MiB. One Subscription must not keep the others' changes out of it, so it may fill no more
+/// than its share, however its text has to be escaped.
+fn check_size(config: &SubscriptionConfig) -> Result<(), Invalid> {
+    const SHARE: usize = 10_000;
+    const INDENTATION: usize = 4;
+    let text = serde_yaml::to_string(config).unwrap_or_default();
+    let size = text.len() + text.lines().count() * INDENTATION;
+    if size <= SHARE {
+        return Ok(());
+    }
+    Err(Invalid::new(
+        reason::SPEC_INVALID,
+        format!(
+            "spec.filter and spec.sink take {size} bytes of a worker's configuration, {SHARE} are allowed; shorten them or write them without line breaks and control characters"
+        ),
+    ))
 }
 
 fn webhook_config(
@@ -83,7 +104,8 @@ fn webhook_config(
     let mut signing_secret_files = Vec::new();
     for (index, reference) in references.enumerate() {
         let path = format!("spec.sink.webhook.signing.secretRefs[{index}]");
-        let (file, _) = reader.text(&path, &format!("signing-{index}"), reference)?;
+        let (file, text) = reader.text(&path, &format!("signing-{index}"), reference)?;
+        check_signing_secret(&path, reference, &text)?;
         signing_secret_files.push(file);
     }
     Ok(WebhookConfig {
@@ -91,6 +113,24 @@ fn webhook_config(
         signing_secret_files,
         timeout_seconds: webhook.timeout_seconds.unsigned_abs(),
     })
+}
+
+/// Only what was made to sign reaches the worker that signs: a password or a URL would be at its mercy, and signatures
+/// made with a weak one would give it away to the endpoint.
+fn check_signing_secret(path: &str, reference: &SecretKeyRef, text: &str) -> Result<(), Invalid> {
+    const LONGEST: usize = 128;
+    let text = text.trim();
+    if text.starts_with(names::SIGNING_SECRET_PREFIX) && text.len() <= LONGEST {
+        return Ok(());
+    }
+    let SecretKeyRef { name, key } = reference;
+    Err(Invalid::new(
+        reason::SINK_INVALID,
+        format!(
+            "{path}: key {key} of Secret {name} must be {} and the base64 of 24 to 64 bytes",
+            names::SIGNING_SECRET_PREFIX
+        ),
+    ))
 }
 
 fn delivery(delivery: &Delivery) -> consumer::Delivery {
