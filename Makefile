@@ -15,7 +15,7 @@ demo: ## run the whole system on a real cluster and check every event (FAULT=los
 demo-down: ## remove everything the demo made
 	@FANOUT_CONTEXT="$(FANOUT_CONTEXT)" bash tests/demo/down.sh
 
-.PHONY: test fmt lint unit it cluster
+.PHONY: test fmt lint unit it cluster soak
 test: ## every check and test, in the order of their cost
 	@bash tests/run.sh
 fmt: ## format check
@@ -28,6 +28,8 @@ it: ## tests against real PostgreSQL, Kafka and API server
 	@bash tests/run.sh integration faults
 cluster: ## the test on a real cluster
 	@bash tests/run.sh cluster
+soak: ## the long forms of the tests, one after the other
+	@bash tests/run.sh build soak
 
 .PHONY: cluster-up cluster-down kubeconfig
 cluster-up: ## start the local single-node Kubernetes

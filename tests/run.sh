@@ -22,6 +22,8 @@ suite_unit() { cargo_test --lib --bins && cargo_test --doc; }
 suite_integration() { cargo_test --test it -- --skip fault; }
 # Faults starve what runs beside them: one at a time.
 suite_faults() { cargo_test --test it -- --test-threads=1 fault; }
+# The long forms; not a part of all.
+suite_soak() { cargo_test --test it -- --test-threads=1 --ignored soak_; }
 suite_cluster() { cargo_test --test cluster -- --test-threads=1; }
 # Last: searches what all the others' processes produced, and compares the rights they used with those that are granted.
 suite_secrets() {

@@ -79,16 +79,21 @@ impl Retries {
 
     /// After one more failure of `object`.
     pub(crate) fn next<K: Resource<DynamicType = ()>>(&self, object: &K) -> Action {
-        Action::requeue(self.delay(object))
+        Action::requeue(self.delay(object, RETRY_LONGEST))
     }
 
-    /// The delay that [`Self::next`] waits.
-    pub(crate) fn delay<K: Resource<DynamicType = ()>>(&self, object: &K) -> Duration {
+    /// The delay that [`Self::next`] waits, but not more than `longest`.
+    pub(crate) fn delay<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        longest: Duration,
+    ) -> Duration {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let backoff = all
             .entry(Self::key(object))
             .or_insert_with(|| Backoff::new(RETRY_FIRST, RETRY_LONGEST));
-        backoff.next_delay()
+        let spread = longest.mul_f64(rand::random_range(0.5..1.0));
+        backoff.next_delay().min(spread)
     }
 
     /// After a success: the next failure starts with the shortest delay.
@@ -112,4 +117,21 @@ fn key(kind: &str, namespace: &str, name: &str) -> String {
 /// For a converged object: a long interval, spread so that a restart does not align all objects for ever.
 pub(crate) fn safety_net() -> Action {
     Action::requeue(SAFETY_INTERVAL.mul_f64(rand::random_range(0.7..1.3)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    #[test]
+    fn a_delay_grows_but_not_beyond_what_is_asked_for() {
+        let retries = Retries::default();
+        let object = ConfigMap::default();
+        let longest = Duration::from_secs(20);
+        let delays: Vec<Duration> = (0..20).map(|_| retries.delay(&object, longest)).collect();
+        assert!(delays[0] <= RETRY_FIRST, "{delays:?}");
+        assert!(delays.iter().all(|delay| *delay <= longest), "{delays:?}");
+        assert!(delays[19] >= longest / 2, "{delays:?}");
+    }
 }

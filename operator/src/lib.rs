@@ -18,6 +18,7 @@
 //! | coordination.k8s.io | leases | get, create, update | its own namespace |
 
 mod accesses;
+mod api_client;
 mod apply;
 pub mod args;
 pub mod check;
@@ -41,8 +42,8 @@ use context::{Context, Retries};
 use fanout_runtime::admin::{self, Admin};
 use k8s_controller::LeaderElection;
 use kafka::Clusters;
+use kube::Config;
 use kube::runtime::events::{Recorder, Reporter};
-use kube::{Client, Config};
 use leadership::Leadership;
 use observer::{Observer, Timing};
 use prometheus_client::registry::Registry;
@@ -88,17 +89,21 @@ pub async fn run_on(
     config
         .headers
         .push(("user-agent".parse()?, USER_AGENT.parse()?));
-    let client = Client::try_from(config).context("client of the API server")?;
+    let leadership = Arc::new(Leadership::default());
+    let elector = api_client::election(config.clone(), Arc::clone(&leadership))
+        .context("client of the API server")?;
+    let client =
+        api_client::work(config, Arc::clone(&leadership)).context("client of the API server")?;
 
     let mut registry = Registry::default();
-    let clusters = Arc::new(Clusters::new());
+    let permit = Arc::clone(&leadership);
+    let clusters = Arc::new(Clusters::permitted(Arc::new(move || permit.may_change())));
     let observer = Arc::new(Observer::new(
         Arc::clone(&clusters),
         Timing::default(),
         &mut registry,
     )?);
     let metrics = metrics::Metrics::new(&mut registry);
-    let leadership = Arc::new(Leadership::default());
     let served = Arc::new(Served::new(&mut registry));
     let shown = Shown {
         leadership: Arc::clone(&leadership),
@@ -114,12 +119,10 @@ pub async fn run_on(
             instance: Some(args.instance.clone()),
         },
     );
-    let election = LeaderElection::new(
-        client.clone(),
-        &args.namespace,
-        &args.lease_name,
-        &args.instance,
-    );
+    let election = LeaderElection::new(elector, &args.namespace, &args.lease_name, &args.instance)
+        .with_lease_duration(leadership::LEASE)
+        .with_renew_deadline(leadership::RENEW_DEADLINE)
+        .with_retry_period(leadership::RETRY_PERIOD);
     let ctx = Arc::new(Context {
         client,
         recorder,
@@ -143,12 +146,17 @@ pub async fn run_on(
     ));
     tokio::select! {
         led = election.with_lease(work) => {
-            anyhow::ensure!(led.is_some(), "the Lease was lost");
-            anyhow::ensure!(shutdown.is_cancelled(), "the controllers ended");
+            leadership.end();
+            // On the way out it makes no difference to anybody: it expires, or somebody has it.
+            if !shutdown.is_cancelled() {
+                anyhow::ensure!(led.is_some(), "the Lease was lost");
+                anyhow::bail!("the controllers ended");
+            }
         }
         () = leadership.stopped_without_it(&shutdown) => {}
         served = admin => served.context("admin server")?.context("admin server")?,
     }
+    leadership.end();
     // Another replica takes over at once instead of waiting for the Lease to expire.
     if tokio::time::timeout(RELEASE, election.release())
         .await
@@ -251,4 +259,6 @@ async fn lead(
         () = described => {}
         () = overtime => tracing::warn!("passes under way did not end in time"),
     }
+    // The Lease is given back next.
+    leadership.end();
 }

@@ -3,6 +3,7 @@
 use crate::controllers::{Addresses, Triggers};
 use crate::stores::{GuardedSubscription, GuardedTopic, Stores};
 use fanout_contract::names;
+use fanout_runtime::backoff::Backoff;
 use futures::StreamExt;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service, ServiceAccount};
@@ -16,6 +17,7 @@ use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What happened to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +160,32 @@ impl Watches {
     }
 }
 
+/// A failed watch begins anew after these delays. kube's own grow to half a minute and more: too long after an outage.
+struct Delays(Backoff);
+
+impl Delays {
+    fn new() -> Self {
+        Self(Backoff::new(
+            Duration::from_millis(800),
+            Duration::from_secs(10),
+        ))
+    }
+}
+
+impl Iterator for Delays {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(self.0.next_delay())
+    }
+}
+
+impl kube::runtime::utils::Backoff for Delays {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+}
+
 /// Keeps a cache, and tells of changes. `trim` takes away what nobody reads: with thousands of objects that is most of
 /// the memory.
 async fn watch<K>(
@@ -177,7 +205,10 @@ async fn watch<K>(
         + 'static,
 {
     tell(
-        reflector(writer, watcher(api, config).default_backoff().modify(trim)),
+        reflector(
+            writer,
+            watcher(api, config).backoff(Delays::new()).modify(trim),
+        ),
         handler,
     )
     .await;
@@ -210,7 +241,7 @@ async fn follow<K>(
         + 'static,
 {
     let api: Api<PartialObjectMeta<K>> = Api::all(client.clone());
-    tell(watcher(api, config).default_backoff(), handler).await;
+    tell(watcher(api, config).backoff(Delays::new()), handler).await;
 }
 
 async fn tell<K: Resource<DynamicType = ()>>(
@@ -229,5 +260,16 @@ async fn tell<K: Resource<DynamicType = ()>>(
             Ok(Event::InitDone) => handler.restarted(),
             Err(error) => tracing::warn!(kind, %error, "watch interrupted"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_fails_for_long_begins_anew_soon() {
+        let longest = Delays::new().take(50).max();
+        assert!(longest.is_some_and(|longest| longest <= Duration::from_secs(10)));
     }
 }

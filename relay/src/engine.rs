@@ -2,7 +2,6 @@
 
 use crate::broker::Broker;
 use crate::claim::Shards;
-use crate::clock::{self, Deadline};
 use crate::lease::{self, LEASE, Member, RENEWAL, View};
 use crate::measure::Measure;
 use crate::position::{Fence, History};
@@ -14,6 +13,7 @@ use crate::{checks, forget, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
+use fanout_runtime::clock::{self, Deadline};
 use fanout_runtime::config::Loaded;
 use std::collections::HashMap;
 use std::sync::Arc;

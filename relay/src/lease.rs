@@ -2,12 +2,12 @@
 
 use crate::claim::Shards;
 use crate::claim::row::{flag, parsed};
-use crate::clock;
 use crate::position::{self, Fence, HISTORY, History, Position, Stored};
 use crate::source::{Failure, Source, classify, failure};
 use crate::sql::literal;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::RelayStart;
+use fanout_runtime::clock;
 use sqlx::postgres::PgRow;
 use std::time::Duration;
 

@@ -9,7 +9,6 @@ pub mod args;
 pub mod broker;
 pub mod checks;
 pub mod claim;
-pub mod clock;
 pub mod encode;
 pub mod engine;
 pub mod forget;

@@ -2,6 +2,7 @@
 
 pub mod admin;
 pub mod backoff;
+pub mod clock;
 pub mod config;
 #[cfg(feature = "filter")]
 pub mod filter;

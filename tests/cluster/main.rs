@@ -113,6 +113,24 @@ async fn the_product_is_installed_used_changed_and_removed() {
     system.step("the new filter works, in the same pods");
 
     system.keep();
+    // Without an operator events are delivered all the same; a new one adopts what it finds.
+    if system.uninstall() {
+        let alone = system.write("post.liked", 10);
+        system.wait_received("everything", &alone, SOON).await;
+        system.step("events are delivered without an operator");
+        system.install_current();
+        let filter = json!({"spec": {"filter": r#"event.type != "post.deleted""#}});
+        let generation = system.patch_subscription("everything", &filter);
+        system.wait_ready_at("everything", generation, SOON).await;
+        let adopted = system.write("post.liked", 10);
+        system.wait_received("everything", &adopted, SOON).await;
+        assert_eq!(
+            system.worker_pods(),
+            before,
+            "a pod was replaced or restarted by an operator that came anew"
+        );
+        system.step("the chart was uninstalled and installed again, and the pods are the same");
+    }
 
     // Deleted objects take their workers with them, the namespace goes, and so does the release.
     system.delete("subscriptions.fanout.dev", "posts");

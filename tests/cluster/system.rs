@@ -159,16 +159,9 @@ impl System {
     /// Removes the namespace and, unless it was there before, the release; nothing of either may stay but the CRDs.
     pub(crate) async fn remove(self) {
         self.kubectl(&["delete", "namespace", &self.namespace, "--timeout=300s"]);
-        if !self.installed_here {
+        if !self.uninstall() {
             return;
         }
-        output(self.node.helm().args([
-            "uninstall",
-            RELEASE,
-            "--namespace",
-            OPERATOR_NAMESPACE,
-            "--wait",
-        ]));
         let selector = format!("--selector=app.kubernetes.io/instance={RELEASE}");
         let kinds = "deployments,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,configmaps,secrets";
         eventually(SOON, "nothing of the release is left", async || {

@@ -4,6 +4,7 @@
 mod attempts;
 mod cluster;
 mod deletion;
+mod faults;
 mod flows;
 mod kubelet;
 mod live;

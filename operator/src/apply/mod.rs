@@ -218,15 +218,17 @@ pub(crate) async fn configure(
         patch,
     )
     .await
+    .map(|stored| stored.is_some())
 }
 
-/// Puts a finalizer on an object, or takes it off; writes only where that changes something. False when the object is gone.
+/// Puts a finalizer on an object, or takes it off; writes only where that changes something. The metadata as it is stored
+/// now, `None` when the object is gone.
 pub(crate) async fn finalizer<K>(
     client: &Client,
     meta: &ObjectMeta,
     finalizer: &str,
     wanted: bool,
-) -> Result<bool, ApplyError>
+) -> Result<Option<ObjectMeta>, ApplyError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + DeserializeOwned
@@ -235,7 +237,7 @@ where
 {
     let mut finalizers = meta.finalizers.clone().unwrap_or_default();
     if finalizers.iter().any(|found| found == finalizer) == wanted {
-        return Ok(true);
+        return Ok(Some(meta.clone()));
     }
     finalizers.retain(|found| found != finalizer);
     if wanted {
@@ -253,12 +255,13 @@ where
     merge(&api, meta, patch).await
 }
 
-/// Merges `patch` into the object that `meta` is of, and no namesake of it. False when the object is gone.
+/// Merges `patch` into the object that `meta` is of, and no namesake of it. The metadata as it is stored now, `None` when
+/// the object is gone.
 async fn merge<K>(
     api: &Api<K>,
     meta: &ObjectMeta,
     mut patch: serde_json::Value,
-) -> Result<bool, ApplyError>
+) -> Result<Option<ObjectMeta>, ApplyError>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
@@ -269,14 +272,17 @@ where
         .patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch))
         .await
     {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(false),
+        Ok(stored) => Ok(Some(stored.metadata)),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
         Err(error) => Err(failed::<K>("patch", &name)(error)),
     }
 }
 
-/// Applies the whole status of `object`, whose API is `api`.
-pub(crate) async fn status<K, S>(api: &Api<K>, object: &K, status: &S) -> Result<(), ApplyError>
+/// Applies the whole status of `object`, whose API is `api`, and returns the object as it is stored now.
+///
+/// A status is made from the one before. Made from an older one (the cache is behind, or somebody else leads by now) it
+/// would undo what was recorded since, so the API server is told which one it was made from, and refuses with a conflict.
+pub(crate) async fn status<K, S>(api: &Api<K>, object: &K, status: &S) -> Result<K, ApplyError>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
     S: Serialize,
@@ -286,7 +292,7 @@ where
         "apiVersion": K::api_version(&()),
         "kind": K::kind(&()),
         // With the uid a namesake created in the meantime is refused instead of given this status.
-        "metadata": {"name": name, "uid": object.uid()},
+        "metadata": {"name": name, "uid": object.uid(), "resourceVersion": object.resource_version()},
         "status": status,
     });
     api.patch_status(
@@ -295,6 +301,5 @@ where
         &Patch::Apply(patch),
     )
     .await
-    .map_err(failed::<K>("write status of", &name))?;
-    Ok(())
+    .map_err(failed::<K>("write status of", &name))
 }

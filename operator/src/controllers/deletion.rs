@@ -72,14 +72,21 @@ pub(crate) fn left(meta: &ObjectMeta, deadline: Duration, now: Timestamp) -> Opt
 }
 
 /// Gives an object that is not being deleted the finalizer, or takes it, as its policy says: before anything is made outside
-/// of Kubernetes. False when the object is gone.
+/// of Kubernetes. `object` is what is stored then; false when it is gone.
 pub(crate) async fn prepare<K: Kind>(
     ctx: &Context,
-    object: &K,
+    object: &mut K,
     policy: DeletionPolicy,
 ) -> Result<bool, Error> {
     let wanted = policy == DeletionPolicy::Delete;
-    Ok(apply::finalizer::<K>(&ctx.client, object.meta(), CLEANUP_FINALIZER, wanted).await?)
+    let stored =
+        apply::finalizer::<K>(&ctx.client, object.meta(), CLEANUP_FINALIZER, wanted).await?;
+    let exists = stored.is_some();
+    if let Some(stored) = stored {
+        object.meta_mut().finalizers = stored.finalizers;
+        object.meta_mut().resource_version = stored.resource_version;
+    }
+    Ok(exists)
 }
 
 /// One pass of an object that is being deleted: lets `pass` go on until the deadline, and lets the object go in the end.
@@ -105,12 +112,13 @@ pub(crate) async fn run<K: Kind>(
     let stays = match step {
         Some(Step::Done(stays)) => stays,
         Some(Step::Waiting(_)) => {
-            let pause = ctx.retries.delay(object).min(LONGEST_PAUSE);
+            let pause = ctx.retries.delay(object, LONGEST_PAUSE);
             return Ok(Action::requeue(pause.min(left_now())));
         }
         None => vec![given_up(conditions, deadline)],
     };
-    if !apply::finalizer::<K>(&ctx.client, meta, CLEANUP_FINALIZER, false).await? {
+    let stored = apply::finalizer::<K>(&ctx.client, meta, CLEANUP_FINALIZER, false).await?;
+    if stored.is_none() {
         return Ok(Action::await_change());
     }
     ctx.retries.forget(object);

@@ -60,7 +60,7 @@ impl Error {
 pub(crate) enum Class {
     /// Only a change of the object helps.
     Invalid,
-    /// Somebody else wrote at the same time: again at once.
+    /// Somebody else wrote at the same time, or the cache is behind: again soon.
     Conflict,
     /// Later, with a growing delay.
     Transient,

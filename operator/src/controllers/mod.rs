@@ -33,8 +33,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Passes at once per kind; each may wait for Kafka.
 const CONCURRENCY: u16 = 16;
-/// Kubernetes answers 409 when somebody else wrote in between.
-const CONFLICT_DELAY: Duration = Duration::from_millis(500);
+/// What the API server did not take is tried again at least this often: it converges soon after an outage.
+const RETRY_LONGEST: Duration = Duration::from_secs(20);
+/// The same after a 409: the cache is behind what is stored, usually for a moment.
+const CONFLICT_LONGEST: Duration = Duration::from_secs(5);
 
 /// Runs both controllers until `shutdown`; passes under way end first.
 pub(crate) async fn run(
@@ -168,10 +170,10 @@ where
 {
     match error.class() {
         Class::Invalid => Action::await_change(),
-        Class::Conflict => Action::requeue(CONFLICT_DELAY),
+        Class::Conflict => Action::requeue(ctx.retries.delay(object, CONFLICT_LONGEST)),
         // An object that is being deleted goes at its deadline, whatever fails.
         Class::Transient => {
-            let delay = ctx.retries.delay(object);
+            let delay = ctx.retries.delay(object, RETRY_LONGEST);
             let deadline = ctx.settings.deletion_deadline;
             let left = deletion::left(object.meta(), deadline, Timestamp::now());
             Action::requeue(left.map_or(delay, |left| delay.min(left)))

@@ -1,6 +1,6 @@
 //! What the operator does on one Kafka cluster.
 
-use super::clusters::ClusterParams;
+use super::clusters::{ClusterParams, Permit};
 use super::connection::Connection;
 use super::error::{ErrorClass, Failure, KafkaError};
 use super::sys::{Description, Native, PartitionOffset};
@@ -85,13 +85,14 @@ pub struct Cluster {
     connection: Arc<Connection>,
     made: Instant,
     misled: AtomicBool,
+    permit: Permit,
 }
 
 impl Cluster {
     pub(super) const CONNECT: &'static str = "set up the Kafka client";
 
     /// Blocks for some milliseconds; connects to nothing yet.
-    pub(super) fn new(params: &ClusterParams) -> Result<Self, KafkaError> {
+    pub(super) fn new(params: &ClusterParams, permit: Permit) -> Result<Self, KafkaError> {
         let mut config = ClientConfig::new();
         for (name, value) in params.properties() {
             config.set(name, value);
@@ -116,6 +117,7 @@ impl Cluster {
             connection,
             made: Instant::now(),
             misled: AtomicBool::new(false),
+            permit,
         })
     }
 
@@ -153,7 +155,7 @@ impl Cluster {
         let request = self
             .native
             .create_topic(&topic.name, counts, &topic.config, REQUEST_TIMEOUT);
-        self.call(operation, request).await?;
+        self.change(operation, request).await?;
         let deadline = Instant::now() + DEADLINE;
         loop {
             match self.describe_topic(&topic.name).await? {
@@ -171,7 +173,7 @@ impl Cluster {
     pub async fn delete_topic(&self, name: &str) -> Result<(), KafkaError> {
         let operation = "delete topic";
         let request = self.native.delete_topic(name, REQUEST_TIMEOUT);
-        match self.call(operation, request).await {
+        match self.change(operation, request).await {
             Err(error) if error.class == ErrorClass::TopicMissing => Ok(()),
             other => other,
         }
@@ -180,7 +182,7 @@ impl Cluster {
     /// Deletes a consumer group and its offsets, unless it has members.
     pub async fn delete_group(&self, group: &str) -> Result<GroupDeletion, KafkaError> {
         let operation = "delete group";
-        self.call(operation, async {
+        self.change(operation, async {
             match self.native.delete_group(group, REQUEST_TIMEOUT).await {
                 Ok(()) => Ok(GroupDeletion::Gone),
                 Err(failure) if failure.is(Code::GroupIdNotFound) => Ok(GroupDeletion::Gone),
@@ -197,7 +199,7 @@ impl Cluster {
         let total = usize::try_from(total)
             .map_err(|_| Failure::from(Code::InvalidPartitions).during(operation))?;
         let request = self.native.add_partitions(name, total, REQUEST_TIMEOUT);
-        self.call(operation, request).await
+        self.change(operation, request).await
     }
 
     /// Settings of a topic by name, defaults included, sensitive ones left out.
@@ -253,7 +255,7 @@ impl Cluster {
             return Ok(CommitOutcome::Committed);
         }
         let altered = self
-            .call(operation, async {
+            .change(operation, async {
                 let request = self.native.alter_group_offsets(
                     group,
                     topic,
@@ -349,6 +351,22 @@ impl Cluster {
             )
             .await?;
         checked(listed.into_iter(), operation)
+    }
+
+    /// [`Self::call`] for what changes something: it is not sent without the permit.
+    async fn change<T>(
+        &self,
+        operation: &'static str,
+        request: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, KafkaError> {
+        if !(self.permit)() {
+            return Err(KafkaError {
+                class: ErrorClass::NotReady,
+                operation,
+                code: 0,
+            });
+        }
+        self.call(operation, request).await
     }
 
     /// Runs one request with a deadline, and explains a missing answer by what is known of the connection.

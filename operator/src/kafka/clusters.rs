@@ -40,16 +40,33 @@ struct Entry {
     last_used: Instant,
 }
 
+/// Asked before each change of a cluster: may it be sent now?
+pub type Permit = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// The clients of all clusters in use.
-#[derive(Default)]
 pub struct Clusters {
     entries: Mutex<HashMap<ClusterParams, Entry>>,
+    permit: Permit,
+}
+
+impl Default for Clusters {
+    fn default() -> Self {
+        Self::permitted(Arc::new(|| true))
+    }
 }
 
 impl Clusters {
     /// Without clients.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Without clients; their changes are sent while `permit` allows it, else they fail with [`ErrorClass::NotReady`].
+    pub fn permitted(permit: Permit) -> Self {
+        Self {
+            entries: Mutex::default(),
+            permit,
+        }
     }
 
     /// The client for `params`, made on first use. Does not connect by itself: what is wrong with the cluster shows
@@ -59,8 +76,8 @@ impl Clusters {
             return Ok(cluster);
         }
         // Loading certificates and starting threads takes milliseconds: not on an async worker.
-        let wanted = params.clone();
-        let made = tokio::task::spawn_blocking(move || Cluster::new(&wanted))
+        let (wanted, permit) = (params.clone(), Arc::clone(&self.permit));
+        let made = tokio::task::spawn_blocking(move || Cluster::new(&wanted, permit))
             .await
             .unwrap_or(Err(KafkaError {
                 class: ErrorClass::Other,

@@ -13,5 +13,5 @@ mod sys;
 mod tests;
 
 pub use cluster::{Cluster, CommitOutcome, GroupDeletion, NewTopic, TopicInfo, Watermarks};
-pub use clusters::{ClusterParams, Clusters};
+pub use clusters::{ClusterParams, Clusters, Permit};
 pub use error::{ErrorClass, KafkaError};

@@ -9,12 +9,12 @@ use super::{
 use crate::broker;
 use crate::claim::snapshot::Limits;
 use crate::claim::{Batch, Kind};
-use crate::clock;
 use crate::encode::Encoder;
 use crate::park::Plan;
 use crate::position::Position;
 use crate::produce::Producer;
 use crate::source::Failure;
+use fanout_runtime::clock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;

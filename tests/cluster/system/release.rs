@@ -59,11 +59,30 @@ impl System {
             "^fanout$",
         ]));
         self.installed_here = listed.trim().is_empty();
+        self.install_current();
+    }
+
+    /// Installs the current version.
+    pub(crate) fn install_current(&self) {
         change(
             self.node.helm(),
             &["upgrade", "--install", "--create-namespace"],
             &self.current,
         );
+    }
+
+    /// Uninstalls the release: there is no operator any more. False where it is somebody else's, and nothing is done.
+    pub(crate) fn uninstall(&self) -> bool {
+        if self.installed_here {
+            output(self.node.helm().args([
+                "uninstall",
+                RELEASE,
+                "--namespace",
+                OPERATOR_NAMESPACE,
+                "--wait",
+            ]));
+        }
+        self.installed_here
     }
 
     /// Puts the version before in the place of the current one, with the oldest Helm that the chart supports, as whoever

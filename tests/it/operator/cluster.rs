@@ -241,7 +241,7 @@ fn note_secrets(object: &DynamicObject) {
     }
 }
 
-fn reads(
+pub(crate) fn reads(
     conditions: &[Condition],
     generation: Option<i64>,
     kind: &str,

@@ -320,8 +320,9 @@ impl Manager {
             let running = node.pods.iter().find(|it| it.name == name);
             let running = running.context("gone")?;
             let restarts = running.container.restarts();
+            let ip = running.container.ip();
             let status = json!({"status": {
-                "phase": "Running",
+                "phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}],
                 "conditions": [{"type": "Ready", "status": if ready {"True"} else {"False"}}],
                 "containerStatuses": [{
                     "name": "worker", "image": "local", "imageID": "", "ready": ready, "restartCount": restarts,

@@ -9,6 +9,7 @@ use fanout_contract::names;
 use fanout_contract::relay::{Pending, RangeStatus, RelayConfig, RelayStatus};
 use fanout_tests::eventually;
 use fanout_tests::fleet::running;
+use fanout_tests::process::pod_address;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::ResourceExt;
@@ -16,6 +17,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use tokio::net::TcpListener;
 
 /// A worker's pod that this test plays.
 pub(crate) struct Played {
@@ -68,9 +70,18 @@ impl Played {
     pub(crate) async fn start(cluster: &Cluster, namespace: &str, worker: &str) -> Self {
         let deployment: Deployment =
             eventually(LIMIT, worker, async || cluster.get(namespace, worker).await).await;
+        Self::of(cluster, &deployment).await.unwrap()
+    }
+
+    /// Makes a pod of `deployment` ready; its worker runs nothing yet.
+    pub(crate) async fn of(cluster: &Cluster, deployment: &Deployment) -> anyhow::Result<Self> {
+        let (namespace, worker) = (
+            deployment.namespace().unwrap_or_default(),
+            deployment.name_any(),
+        );
         let status = Arc::new(Mutex::new(json!({})));
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
+        let listener = TcpListener::bind(pod_address()).await?;
+        let address = listener.local_addr()?;
         let shown = Arc::clone(&status);
         let routes = Router::new().route(
             "/status",
@@ -78,35 +89,44 @@ impl Played {
         );
         let server = tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
 
-        let template = deployment.spec.clone().unwrap().template;
+        let template = deployment.spec.clone().unwrap_or_default().template;
         let mut pod = Pod {
             metadata: template.metadata.clone().unwrap_or_default(),
             spec: template.spec,
             status: None,
         };
         let name = format!("{worker}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
-        pod.metadata.name = Some(name.clone());
-        pod.annotations_mut().insert(ADDRESS.to_owned(), address);
-        let pods = cluster.api::<Pod>(namespace);
-        pods.create(&PostParams::default(), &pod).await.unwrap();
-        let ready = json!({"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}});
-        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&ready))
-            .await
-            .unwrap();
         let played = Self {
-            namespace: namespace.to_owned(),
-            worker: worker.to_owned(),
-            pod: name,
+            namespace,
+            worker,
+            pod: name.clone(),
             status,
             server,
         };
-        played.roll_out(cluster, 1).await;
-        played
+        pod.metadata.name = Some(name.clone());
+        pod.annotations_mut()
+            .insert(ADDRESS.to_owned(), address.to_string());
+        let pods = cluster.api::<Pod>(&played.namespace);
+        pods.create(&PostParams::default(), &pod).await?;
+        let ip = address.ip().to_string();
+        let ready = json!({"status": {
+            "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
+            "podIP": ip, "podIPs": [{"ip": ip}],
+        }});
+        pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(&ready))
+            .await?;
+        played.roll_out(cluster, 1).await?;
+        Ok(played)
+    }
+
+    /// Name of its pod.
+    pub(crate) fn pod(&self) -> &str {
+        &self.pod
     }
 
     /// Sets the Deployment's status as its controller would with `ready` pods of as many.
-    pub(crate) async fn roll_out(&self, cluster: &Cluster, ready: i32) {
-        let deployment: Deployment = cluster.get(&self.namespace, &self.worker).await.unwrap();
+    async fn roll_out(&self, cluster: &Cluster, ready: i32) -> anyhow::Result<()> {
+        let deployment: Deployment = cluster.get(&self.namespace, &self.worker).await?;
         let status = json!({"status": {
             "observedGeneration": deployment.metadata.generation,
             "replicas": ready, "updatedReplicas": ready, "readyReplicas": ready, "availableReplicas": ready,
@@ -118,8 +138,8 @@ impl Played {
                 &PatchParams::default(),
                 &Patch::Merge(&status),
             )
-            .await
-            .unwrap();
+            .await?;
+        Ok(())
     }
 
     /// Waits until the pod was told of the configuration that lies in ConfigMap and Secret now.
@@ -144,35 +164,45 @@ impl Played {
     /// The consumer takes over the configuration it was told of.
     pub(crate) async fn consume(&self, cluster: &Cluster) -> ConsumerConfig {
         let files = self.told(cluster).await;
-        let config: ConsumerConfig = serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap();
-        self.report(&ConsumerStatus {
-            config_hash: fanout_runtime::config::hash(&files),
-            subscriptions: config.subscriptions.iter().map(running).collect(),
-        });
-        config
+        self.take_over(&files);
+        serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap()
     }
 
     /// The relay takes over the configuration it was told of.
     pub(crate) async fn relay(&self, cluster: &Cluster) -> RelayConfig {
         let files = self.told(cluster).await;
-        let config: RelayConfig = serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap();
-        self.report(&RelayStatus {
-            config_hash: fanout_runtime::config::hash(&files),
-            generation: config.generation,
-            source_checked: true,
-            pending: Some(Pending {
-                rows: 1234,
-                oldest_event_time: Some("2026-01-01T00:00:00Z".to_owned()),
-            }),
-            ranges: vec![RangeStatus {
-                id: 1,
-                lo: 0,
-                hi: 64,
-                term: 1,
-            }],
-            ..RelayStatus::default()
-        });
-        config
+        self.take_over(&files);
+        serde_yaml::from_slice(&files[names::CONFIG_FILE]).unwrap()
+    }
+
+    /// Reports that the configuration in `files` runs.
+    pub(crate) fn take_over(&self, files: &BTreeMap<String, Vec<u8>>) {
+        let config_hash = fanout_runtime::config::hash(files);
+        let yaml = &files[names::CONFIG_FILE];
+        if let Ok(config) = serde_yaml::from_slice::<RelayConfig>(yaml) {
+            self.report(&RelayStatus {
+                config_hash,
+                generation: config.generation,
+                source_checked: true,
+                pending: Some(Pending {
+                    rows: 1234,
+                    oldest_event_time: Some("2026-01-01T00:00:00Z".to_owned()),
+                }),
+                ranges: vec![RangeStatus {
+                    id: 1,
+                    lo: 0,
+                    hi: 64,
+                    term: 1,
+                }],
+                ..RelayStatus::default()
+            });
+        } else {
+            let config: ConsumerConfig = serde_yaml::from_slice(yaml).unwrap();
+            self.report(&ConsumerStatus {
+                config_hash,
+                subscriptions: config.subscriptions.iter().map(running).collect(),
+            });
+        }
     }
 
     /// What `/status` answers from now on.

@@ -4,6 +4,8 @@ use super::config_dir::ConfigDir;
 use super::{Files, note_secrets, program, spawn};
 use crate::produced;
 use crate::services::child::{Process, Signal};
+use fanout_contract::names::ADMIN_PORT;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ pub struct Hosted {
     instance: String,
     dir: PathBuf,
     config: ConfigDir,
+    address: SocketAddr,
     process: Process,
     restarts: i32,
     http: reqwest::Client,
@@ -26,12 +29,20 @@ impl Hosted {
         config.replace(files)?;
         note_secrets(files);
         fanout_runtime::tls::install_ring_provider();
-        let process = spawn(&program(name), instance, dir, config.path());
+        let address = pod_address();
+        let process = spawn(
+            &program(name),
+            instance,
+            dir,
+            config.path(),
+            &address.to_string(),
+        );
         Ok(Self {
             name: name.to_owned(),
             instance: instance.to_owned(),
             dir: dir.to_owned(),
             config,
+            address,
             process,
             restarts: 0,
             http: reqwest::Client::builder()
@@ -56,6 +67,7 @@ impl Hosted {
             &self.instance,
             &self.dir,
             self.config.path(),
+            &self.address.to_string(),
         );
         self.restarts += 1;
         true
@@ -65,6 +77,11 @@ impl Hosted {
     pub fn admin(&self) -> Option<String> {
         let address = std::fs::read_to_string(self.dir.join("admin-addr")).ok()?;
         Some(address.trim().to_owned()).filter(|address| address.contains(':'))
+    }
+
+    /// The pod's address.
+    pub fn ip(&self) -> String {
+        self.address.ip().to_string()
     }
 
     /// What asks its readiness probe.
@@ -106,6 +123,18 @@ impl Drop for Hosted {
         if let Some(admin) = self.admin() {
             produced::keep_pages(&self.instance, &admin);
         }
+    }
+}
+
+/// An address of its own on loopback, with the port of every worker: where the operator looks for it. Where that port is
+/// taken on all addresses, any port.
+pub fn pod_address() -> SocketAddr {
+    let [a, b, c] = rand::random::<[u8; 3]>();
+    let own = Ipv4Addr::new(127, a.max(1), b, c.clamp(1, 254));
+    let address = SocketAddr::from((own, ADMIN_PORT));
+    match TcpListener::bind(address) {
+        Ok(_) => address,
+        Err(_) => SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
     }
 }
 

@@ -4,7 +4,7 @@ mod config_dir;
 mod hosted;
 mod operator;
 
-pub use hosted::Hosted;
+pub use hosted::{Hosted, pod_address};
 pub use operator::{OperatorProcess, Usage};
 
 use crate::services::child::{self, Process, Signal, Spec};
@@ -36,6 +36,9 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const STOP_LIMIT: Duration = Duration::from_mins(1);
 /// Lines of a worker's log that a failed test shows.
 const SHOWN_LINES: usize = 80;
+
+/// Where a worker of a test listens.
+const ANY_PORT: &str = "127.0.0.1:0";
 
 /// One of the workers' binaries.
 pub trait Binary {
@@ -99,7 +102,8 @@ impl<B: Binary> Worker<B> {
         let files = with_config(config, files);
         config_dir.replace(&files).expect("files can be written");
         fanout_runtime::tls::install_ring_provider();
-        let process = spawn(&program(B::NAME), instance, &dir, config_dir.path());
+        let program = program(B::NAME);
+        let process = spawn(&program, instance, &dir, config_dir.path(), ANY_PORT);
         let mut worker = Self {
             instance: instance.to_owned(),
             dir,
@@ -130,6 +134,7 @@ impl<B: Binary> Worker<B> {
             &self.instance,
             &self.dir,
             self.config.path(),
+            ANY_PORT,
         );
         self.wait_for_admin().await;
     }
@@ -293,13 +298,13 @@ fn note_secrets(files: &Files) {
     secrets.for_each(|(_, contents)| produced::note_secret(contents));
 }
 
-fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path) -> Process {
+fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path, admin: &str) -> Process {
     let address_file = dir.join("admin-addr");
     // What an earlier process wrote there is not the new one's address.
     std::fs::remove_file(&address_file).ok();
     Spec::new(program, dir, &dir.join("log"))
         .args(["--config-dir".as_ref(), config.as_os_str()])
-        .args(["--instance", instance, "--admin-addr", "127.0.0.1:0"])
+        .args(["--instance", instance, "--admin-addr", admin])
         .args(["--admin-addr-file".as_ref(), address_file.as_os_str()])
         .args([
             "--log-format",

@@ -1,12 +1,15 @@
 //! The operator's binary as a process on a test's API server, with the rights that the chart gives it.
 
 use super::program;
+use crate::faults::Hook;
 use crate::services::api_server::ApiServer;
 use crate::services::child::{self, Process, Signal, Spec};
 use crate::services::{RECEIVER_RANGE, dirs};
 use crate::{Deadline, eventually};
 use anyhow::Context as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long it may take to open its admin server.
@@ -19,7 +22,8 @@ const SHOWN_LINES: usize = 60;
 /// An operator process. Dropped, it is killed; in a failing test it shows the end of its log.
 #[derive(Debug)]
 pub struct OperatorProcess {
-    process: Process,
+    order: Spec,
+    process: Arc<Process>,
     admin: String,
     dir: PathBuf,
     http: reqwest::Client,
@@ -43,21 +47,25 @@ pub struct Usage {
 impl OperatorProcess {
     /// Starts the binary as `instance` in namespace `fanout-system`, where `manifests/install.yaml` was applied.
     pub async fn start(server: &ApiServer, instance: &str) -> Self {
-        fanout_runtime::tls::install_ring_provider();
         let kubeconfig = server.kubeconfig_of_service_account("fanout-system", "fanout-operator");
+        Self::start_on(&kubeconfig, "fanout-system", instance).await
+    }
+
+    /// Starts the binary as `instance` on the API server that `kubeconfig` names; its Lease is in `namespace`.
+    pub async fn start_on(kubeconfig: &Path, namespace: &str, instance: &str) -> Self {
+        fanout_runtime::tls::install_ring_provider();
         let name = format!("{instance}-{:06x}", rand::random::<u32>() & 0x00ff_ffff);
         let dir = dirs::private(&name, 0o755).expect("a folder can be made");
         let address = dir.join("admin-addr");
-        let process = Spec::new(program("fanout-operator"), &dir, &dir.join("log"))
+        let order = Spec::new(program("fanout-operator"), &dir, &dir.join("log"))
             .env("KUBECONFIG", kubeconfig)
-            .args(["--namespace", "fanout-system", "--instance", instance])
+            .args(["--namespace", namespace, "--instance", instance])
             .args(["--worker-image", "localhost/fanout-operator:test"])
             .args(["--egress-allowed-cidr", RECEIVER_RANGE])
             .args(["--admin-addr", "127.0.0.1:0"])
             .args(["--admin-addr-file".as_ref(), address.as_os_str()])
-            .args(["--log-format", "text"])
-            .spawn()
-            .unwrap_or_else(|error| panic!("fanout-operator: {error:#}"));
+            .args(["--log-format", "text"]);
+        let process = spawn(&order);
         let admin = eventually(START_LIMIT, "the operator's admin address", async || {
             process.ensure_running()?;
             let address = std::fs::read_to_string(&address)?;
@@ -66,7 +74,8 @@ impl OperatorProcess {
         })
         .await;
         Self {
-            process,
+            order,
+            process: Arc::new(process),
             admin,
             dir,
             http: reqwest::Client::builder()
@@ -74,6 +83,20 @@ impl OperatorProcess {
                 .build()
                 .expect("a client without special settings"),
         }
+    }
+
+    /// Starts it again under its name, as the kubelet does with a container that ended. Its admin server is elsewhere now.
+    pub fn start_again(&mut self) {
+        assert!(self.process.ended().is_some(), "it still runs");
+        self.process = Arc::new(spawn(&self.order));
+    }
+
+    /// What kills the present process.
+    pub fn killer(&self) -> Hook {
+        let process = Arc::clone(&self.process);
+        Arc::new(move || {
+            process.kill();
+        })
     }
 
     /// Body of a page of the admin server.
@@ -141,20 +164,40 @@ impl OperatorProcess {
         self.process.kill();
     }
 
+    /// Sends a signal, such as `Signal::STOP` and `Signal::CONT`.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
     /// SIGTERM, and waits until it has ended: its Lease is free.
-    pub async fn terminate(&self) {
+    pub async fn terminate(&self) -> ExitStatus {
         self.process.signal(Signal::TERM);
+        self.wait().await
+    }
+
+    /// Waits until it has ended.
+    pub async fn wait(&self) -> ExitStatus {
         let deadline = Deadline::after(STOP_LIMIT);
         eventually(deadline.left(), "the operator ends", async || {
             self.process.ended().ok_or("it runs")
         })
-        .await;
+        .await
     }
 
-    /// Everything it logged.
+    /// How it ended, when it has.
+    pub fn ended(&self) -> Option<ExitStatus> {
+        self.process.ended()
+    }
+
+    /// Everything that it, and those before it, logged.
     pub fn log(&self) -> String {
         self.process.log()
     }
+}
+
+fn spawn(order: &Spec) -> Process {
+    let started = order.clone().spawn();
+    started.unwrap_or_else(|error| panic!("fanout-operator: {error:#}"))
 }
 
 impl Drop for OperatorProcess {

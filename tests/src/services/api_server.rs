@@ -19,7 +19,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const START_LIMIT: Duration = Duration::from_mins(1);
@@ -28,11 +28,12 @@ const START_LIMIT: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub struct ApiServer {
     dir: PathBuf,
-    kubectl: PathBuf,
     port: u16,
     audit: Mutex<Audit>,
+    binaries: PathBuf,
+    etcd_url: String,
     // The server goes first: without etcd it would only complain.
-    server: Process,
+    server: Mutex<Process>,
     _etcd: Process,
 }
 
@@ -47,10 +48,11 @@ impl ApiServer {
         let server = start_server(&binaries, &dir, port, &etcd_url)?;
         let this = Self {
             dir,
-            kubectl: binaries.join("kubectl"),
             port,
             audit: Mutex::default(),
-            server,
+            binaries,
+            etcd_url,
+            server: Mutex::new(server),
             _etcd: etcd,
         };
         this.wait_until_ready()?;
@@ -59,7 +61,7 @@ impl ApiServer {
 
     /// `kubectl` of this server's version, as a user with every right.
     pub fn kubectl(&self) -> Command {
-        let mut command = Command::new(&self.kubectl);
+        let mut command = Command::new(self.binaries.join("kubectl"));
         command
             .env("KUBECONFIG", self.kubeconfig())
             // Its cache of what the server knows; CRDs change, and the next server may have the same port.
@@ -72,7 +74,7 @@ impl ApiServer {
     /// what is returned is dropped.
     pub fn start_ending_controllers(&self) -> anyhow::Result<Process> {
         Spec::new(
-            binaries()?.join("kube-controller-manager"),
+            self.binaries.join("kube-controller-manager"),
             &self.dir,
             &dirs::run().join("kube-controller-manager.log"),
         )
@@ -84,6 +86,22 @@ impl ApiServer {
         .args(["--leader-elect=false", "--secure-port=0"])
         .args(["--kube-api-qps=200", "--kube-api-burst=400"])
         .spawn()
+    }
+
+    /// SIGKILL to the server; what it stored stays. For tests that have one of their own ([`Self::start`]).
+    pub fn kill(&self) {
+        self.server().kill();
+    }
+
+    /// Starts the server at its address over what is stored, after [`Self::kill`], and waits until it is ready.
+    pub fn start_again(&self) -> anyhow::Result<()> {
+        let server = start_server(&self.binaries, &self.dir, self.port, &self.etcd_url)?;
+        *self.server() = server;
+        self.wait_until_ready()
+    }
+
+    fn server(&self) -> MutexGuard<'_, Process> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Kubeconfig of a user with every right.
@@ -200,7 +218,7 @@ impl ApiServer {
     fn wait_until_ready(&self) -> anyhow::Result<()> {
         let deadline = Deadline::after(START_LIMIT);
         deadline.poll("the API server makes its certificate", || {
-            self.server.ensure_running()?;
+            self.server().ensure_running()?;
             Ok(self
                 .dir
                 .join("certificates/apiserver.crt")
@@ -212,7 +230,7 @@ impl ApiServer {
             .build()?;
         runtime.block_on(async {
             eventually(deadline.left(), "the API server is ready", async || {
-                self.server.ensure_running()?;
+                self.server().ensure_running()?;
                 let request = axum::http::Request::get("/readyz").body(Vec::new())?;
                 let client = client(&self.kubeconfig(), "fanout-tests").await?;
                 client
@@ -406,12 +424,8 @@ fn start_etcd(binaries: &Path, dir: &Path) -> anyhow::Result<(Process, String)> 
     let peer = format!("http://127.0.0.1:{}", ports::free()?);
     let process = Spec::new(binaries.join("etcd"), dir, &dirs::run().join("etcd.log"))
         .args(["--data-dir", "etcd"])
-        .args([
-            "--listen-client-urls",
-            &url,
-            "--advertise-client-urls",
-            &url,
-        ])
+        .args(["--listen-client-urls", &url])
+        .args(["--advertise-client-urls", &url])
         .args([
             "--listen-peer-urls",
             &peer,
@@ -427,16 +441,11 @@ fn start_etcd(binaries: &Path, dir: &Path) -> anyhow::Result<(Process, String)> 
 
 fn start_server(binaries: &Path, dir: &Path, port: u16, etcd: &str) -> anyhow::Result<Process> {
     let key = dir.join("service-accounts.key");
-    run(Command::new("openssl")
-        .args([
-            "ecparam",
-            "-name",
-            "prime256v1",
-            "-genkey",
-            "-noout",
-            "-out",
-        ])
-        .arg(&key))?;
+    if !key.exists() {
+        run(Command::new("openssl")
+            .args("ecparam -name prime256v1 -genkey -noout -out".split(' '))
+            .arg(&key))?;
+    }
     fs::write(
         dir.join("tokens.csv"),
         format!(

@@ -1,5 +1,10 @@
 //! A private Kafka broker, one node, from Maven artifacts.
 
+mod lane;
+
+pub use lane::Lane;
+
+use self::lane::Lanes;
 use super::child::{Process, Signal, Spec};
 use super::{dirs, ports, run, say};
 use crate::{Deadline, eventually, produced};
@@ -26,13 +31,13 @@ pub const SASL_PASSWORD: &str = "PlantedSecret correct horse";
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Prefix of the settings for the TLS listener's key and certificate.
 const KEY_STORE: &str = "listener.name.sasl_ssl.ssl.keystore";
-
 /// A running broker.
 pub struct Kafka {
     installation: Installation,
     node: Node,
     process: Mutex<Option<Process>>,
     admin: AdminClient<DefaultClientContext>,
+    lanes: Lanes,
 }
 
 impl std::fmt::Debug for Kafka {
@@ -50,11 +55,13 @@ impl Kafka {
         let node = Node::format(&installation)?;
         let process = node.spawn(&installation, None)?;
         let admin = client(&node.bootstrap()).create()?;
+        let lanes = Lanes::new(&node.lanes);
         Ok(Self {
             installation,
             node,
             process: Mutex::new(Some(process)),
             admin,
+            lanes,
         })
     }
 
@@ -158,6 +165,11 @@ impl Kafka {
         .map(drop)
     }
 
+    /// A listener for a proxy; waits when all are taken.
+    pub async fn lane(&self) -> Lane {
+        self.lanes.take().await
+    }
+
     /// Client configuration that reaches this broker and nothing else.
     pub fn client(&self) -> ClientConfig {
         client(&self.bootstrap())
@@ -240,6 +252,8 @@ struct Node {
     sasl_port: u16,
     tls_port: u16,
     tls: Certificates,
+    /// Port and advertised port of each [`Lane`].
+    lanes: Vec<(u16, u16)>,
 }
 
 /// The certificate of the TLS listener, and the one that replaces it.
@@ -286,6 +300,8 @@ impl Node {
         let (port, sasl_port) = (ports::free()?, ports::free()?);
         let (tls_port, controller) = (ports::free()?, ports::free()?);
         let dir = dirs::private(&format!("kafka-{port}"), 0o700)?;
+        let lanes = lane::ports()?;
+        let [listeners, advertised, protocols] = lane::properties(&lanes);
         let fixed = fs::read_to_string(dirs::tests_dir().join("kafka/server.properties"))?;
         let tls = Certificates {
             old: Certificate::make(&dir, "old")?,
@@ -293,8 +309,9 @@ impl Node {
         };
         let own = format!(
             "controller.quorum.voters=1@127.0.0.1:{controller}\n\
-             listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},SASL_SSL://127.0.0.1:{tls_port},CONTROLLER://127.0.0.1:{controller}\n\
-             advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},SASL_SSL://127.0.0.1:{tls_port}\n\
+             listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},SASL_SSL://127.0.0.1:{tls_port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
+             advertised.listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},SASL_SSL://127.0.0.1:{tls_port}{advertised}\n\
+             listener.security.protocol.map=PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT{protocols}\n\
              {KEY_STORE}.type=PEM\n\
              {KEY_STORE}.location={}\n\
              log.dirs={}\n",
@@ -323,6 +340,7 @@ impl Node {
             sasl_port,
             tls_port,
             tls,
+            lanes,
         })
     }
 

@@ -118,7 +118,8 @@ async fn show(
     }
     let api: Api<FanoutTopic> =
         Api::namespaced(ctx.client.clone(), &topic.namespace().unwrap_or_default());
-    Ok(apply::status(&api, topic, &status).await?)
+    apply::status(&api, topic, &status).await?;
+    Ok(())
 }
 
 fn shared_with(topic: &FanoutTopic, ctx: &Context, identity: &Identity) -> Option<String> {

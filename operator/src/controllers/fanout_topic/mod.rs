@@ -63,12 +63,14 @@ pub(crate) async fn reconcile(
     {
         return Ok(Action::await_change());
     }
+    let mut topic = topic.clone();
     let mut outcome = Outcome {
-        identity: Identity::recorded(topic),
+        identity: Identity::recorded(&topic),
         ..Outcome::default()
     };
-    let converged = match deletion::prepare(&ctx, topic, topic.spec.deletion_policy).await {
-        Ok(true) => converge(topic, &ctx, &mut outcome).await,
+    let policy = topic.spec.deletion_policy;
+    let converged = match deletion::prepare(&ctx, &mut topic, policy).await {
+        Ok(true) => converge(&topic, &ctx, &mut outcome).await,
         Ok(false) => return Ok(Action::await_change()),
         Err(error) => Err(error),
     };
@@ -81,15 +83,15 @@ pub(crate) async fn reconcile(
         Err(error) => outcome.failure = Some(error.finding()),
         Ok(()) => {}
     }
-    let written = write_status(&ctx, topic, &outcome).await;
+    let written = write_status(&ctx, &topic, &outcome).await;
     converged?;
     let status = written?;
     if let Some(Err(problem)) = &outcome.log
         && !problem.needs_human
     {
-        return Ok(ctx.retries.next(topic));
+        return Ok(ctx.retries.next(&topic));
     }
-    ctx.retries.forget(topic);
+    ctx.retries.forget(&topic);
     let settled = conditions::holds(&status.conditions, fanout_crds::condition::READY)
         || conditions::holds(&status.conditions, fanout_crds::condition::STALLED);
     Ok(if settled {

@@ -95,7 +95,8 @@ async fn show(subscription: &Subscription, ctx: &Context, why: Finding) -> Resul
         ctx.client.clone(),
         &subscription.namespace().unwrap_or_default(),
     );
-    Ok(apply::status(&api, subscription, &status).await?)
+    apply::status(&api, subscription, &status).await?;
+    Ok(())
 }
 
 /// Another Subscription that is not being deleted and has recorded the same group: two installations with prefixes may have

@@ -65,7 +65,7 @@ pub(crate) async fn reconcile(
     let mut subscription = subscription.clone();
     let mut outcome = Outcome::starting(&subscription);
     let policy = subscription.spec.deletion_policy;
-    let converged = match deletion::prepare(&ctx, &subscription, policy).await {
+    let converged = match deletion::prepare(&ctx, &mut subscription, policy).await {
         Ok(true) => converge(&mut subscription, &ctx, &mut outcome).await,
         Ok(false) => return Ok(Action::await_change()),
         Err(error) => Err(error),
@@ -142,7 +142,8 @@ async fn write_status(
         ctx.client.clone(),
         &subscription.namespace().unwrap_or_default(),
     );
-    apply::status(&api, subscription, &next).await?;
+    let stored = apply::status(&api, subscription, &next).await?;
+    subscription.metadata.resource_version = stored.metadata.resource_version;
     let old = subscription.status.replace(next).unwrap_or_default();
     let new = subscription
         .status
