@@ -11,8 +11,8 @@ use secrecy::ExposeSecret;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Subscriptions one worker serves at most.
-const MAX_SUBSCRIPTIONS: usize = 100;
+/// Subscriptions one worker serves at most: a hundred, and those that leave it or that the operator can't place any more.
+const MAX_SUBSCRIPTIONS: usize = 200;
 
 /// Why a configuration as a whole is refused; the one before stays in force.
 #[derive(Debug, thiserror::Error)]

@@ -5,9 +5,11 @@
 
 mod context;
 mod start;
+mod trouble;
 
 pub(crate) use context::{Context, Signal};
 pub(crate) use start::{Position, Start, start};
+pub(crate) use trouble::{Trouble, refusal};
 
 use crate::event::Event;
 use crate::offsets::Commit;
@@ -41,7 +43,7 @@ pub(crate) enum Next {
     /// The position is not in the log (any more).
     OutOfRange,
     /// The broker refuses.
-    Refused(&'static str),
+    Refused(Trouble),
 }
 
 /// A consumer in its group.
@@ -128,10 +130,10 @@ impl Source {
             let before = context.has_signals();
             match self.consumer.poll(Duration::ZERO) {
                 Some(Err(KafkaError::MessageConsumptionFatal(code))) => {
-                    context.push(Signal::Fatal(name(code)));
+                    context.push(Signal::Fatal(Trouble::of(code)));
                 }
-                Some(Err(KafkaError::MessageConsumption(code))) if is_refusal(code) => {
-                    context.push(Signal::Refused(name(code)));
+                Some(Err(KafkaError::MessageConsumption(code))) if trouble::is_refusal(code) => {
+                    context.push(Signal::Refused(Trouble::of(code)));
                 }
                 None if context.has_signals() == before => break,
                 // Records arrive in the partitions' queues; those of a partition without one are not read.
@@ -268,7 +270,7 @@ pub(crate) fn next(queue: &Queue) -> Next {
             RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
                 Next::OutOfRange
             }
-            code => Next::Refused(name(code)),
+            code => Next::Refused(Trouble::of(code)),
         },
     }
 }
@@ -340,37 +342,6 @@ async fn blocking<T: Send + 'static>(
         .unwrap_or(Err(KafkaError::Canceled))
 }
 
-/// Only what a human has to look at: everything else the client mends by itself.
-const fn is_refusal(code: RDKafkaErrorCode) -> bool {
-    matches!(
-        code,
-        RDKafkaErrorCode::UnknownTopicOrPartition
-            | RDKafkaErrorCode::UnknownTopic
-            | RDKafkaErrorCode::TopicAuthorizationFailed
-            | RDKafkaErrorCode::GroupAuthorizationFailed
-            | RDKafkaErrorCode::ClusterAuthorizationFailed
-            | RDKafkaErrorCode::InconsistentGroupProtocol
-    )
-}
-
 fn code(error: &KafkaError) -> RDKafkaErrorCode {
     error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail)
-}
-
-/// A few words for `code`, the same for every peer.
-const fn name(code: RDKafkaErrorCode) -> &'static str {
-    match code {
-        RDKafkaErrorCode::AllBrokersDown => "no broker answers",
-        RDKafkaErrorCode::Resolve => "a broker's name can't be resolved",
-        RDKafkaErrorCode::Authentication => "user or password refused",
-        RDKafkaErrorCode::SSL => "TLS handshake failed",
-        RDKafkaErrorCode::UnknownTopic | RDKafkaErrorCode::UnknownTopicOrPartition => {
-            "the topic does not exist"
-        }
-        RDKafkaErrorCode::TopicAuthorizationFailed => "no right to read the topic",
-        RDKafkaErrorCode::GroupAuthorizationFailed => "no right to use the group",
-        RDKafkaErrorCode::ClusterAuthorizationFailed => "no right to use the cluster",
-        RDKafkaErrorCode::InconsistentGroupProtocol => "the group has members of another kind",
-        _ => "the broker refuses",
-    }
 }

@@ -14,7 +14,7 @@ mod session;
 use crate::dead_letter::DeadLetters;
 use crate::metrics::Series;
 use crate::settings::{Connection, Settings};
-use crate::source::Source;
+use crate::source::{Source, Trouble};
 use fanout_contract::consumer::{SubscriptionStatus, Totals};
 use fanout_runtime::backoff::Backoff;
 use report::Rate;
@@ -106,21 +106,21 @@ pub(crate) struct Subscription {
 #[derive(Debug, Default)]
 struct Broker {
     /// Why no broker can be used; over with the next connection.
-    connection: Option<&'static str>,
+    connection: Option<Trouble>,
     /// What a broker refuses; over when something works again.
-    refusal: Option<&'static str>,
+    refusal: Option<Trouble>,
 }
 
 impl Broker {
     /// Notes a fault; true where it is news.
-    fn disconnected(&mut self, fault: &'static str) -> bool {
+    fn disconnected(&mut self, fault: Trouble) -> bool {
         // That no broker answers follows from every other fault: the first says more.
         let news = self.connection.is_none();
         self.connection.get_or_insert(fault);
         news
     }
 
-    fn refused(&mut self, fault: &'static str) -> bool {
+    fn refused(&mut self, fault: Trouble) -> bool {
         self.refusal.replace(fault) != Some(fault)
     }
 }
@@ -189,7 +189,7 @@ impl Subscription {
                     }
                 }
                 Err(error) => {
-                    self.broker.refusal = Some("the Kafka client can't be configured");
+                    self.broker.refusal = Some(Trouble::UNUSABLE);
                     tracing::warn!(subscription = self.settings.config.name, %error, "no consumer");
                 }
             }

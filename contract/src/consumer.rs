@@ -16,7 +16,7 @@ pub struct ConsumerConfig {
     /// Which addresses sinks may connect to.
     #[serde(default)]
     pub egress: Egress,
-    /// Subscriptions, at most 100, sorted by name.
+    /// Subscriptions sorted by name: at most 100, and those on their way to another worker.
     pub subscriptions: Vec<SubscriptionConfig>,
 }
 
@@ -216,8 +216,19 @@ pub enum StopReason {
     SinkInvalid,
     /// A partition has neither a committed offset nor a start offset.
     PositionMissing,
-    /// Kafka can't be reached or refuses.
-    BrokerUnavailable,
+    /// No broker answers.
+    #[serde(alias = "BrokerUnavailable")]
+    BrokerUnreachable,
+    /// The brokers refused user or password.
+    BrokerAuthenticationFailed,
+    /// The TLS handshake with the brokers failed, or a certificate can't be used.
+    BrokerTlsFailed,
+    /// The brokers refuse what the worker needs, for want of a right for example.
+    BrokerRefused,
+    /// The topic does not exist.
+    TopicMissing,
+    /// The dead letter topic does not take an event.
+    DeadLettersRefused,
     /// The last attempts failed.
     DeliveryFailing,
     /// Too much finished beyond the committed prefix.

@@ -2,25 +2,32 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why an outbox can't be read.
+/// Why an outbox can't be read. The names are condition reasons; an alias is what older relays call it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SourceError {
     /// The server does not answer.
-    Unreachable,
+    #[serde(alias = "Unreachable")]
+    SourceUnreachable,
     /// User or password refused.
-    AuthenticationFailed,
+    #[serde(alias = "AuthenticationFailed")]
+    SourceAuthenticationFailed,
     /// The TLS handshake failed.
-    TlsFailed,
+    #[serde(alias = "TlsFailed")]
+    SourceTlsFailed,
     /// The database of the URL does not exist.
     DatabaseMissing,
     /// The URL can't be parsed.
-    UrlInvalid,
-    /// The table does not exist, or is no table.
+    #[serde(alias = "UrlInvalid")]
+    SourceUrlInvalid,
+    /// The table does not exist.
     TableMissing,
+    /// There is something of the table's name that is no table: a view, for example.
+    NotATable,
     /// A column is missing or has another type.
     ColumnInvalid,
     /// A right is missing.
-    PermissionDenied,
+    #[serde(alias = "PermissionDenied")]
+    SourcePermissionDenied,
     /// Schema `fanout` is missing or older than this relay.
     SchemaOutdated,
     /// The `xid` constraint is missing or not as it must be.
@@ -32,9 +39,11 @@ pub enum SourceError {
     /// The stored position belongs to another database history.
     SourceChanged,
     /// The server is a standby.
-    ReadOnly,
+    #[serde(alias = "ReadOnly")]
+    SourceReadOnly,
     /// Anything else the server refused.
-    QueryFailed,
+    #[serde(alias = "QueryFailed")]
+    SourceQueryFailed,
 }
 
 /// Why nothing can be produced.
@@ -57,7 +66,10 @@ pub enum BrokerError {
 impl SourceError {
     /// True where only a human can mend it.
     pub const fn needs_human(self) -> bool {
-        !matches!(self, Self::Unreachable | Self::ReadOnly | Self::QueryFailed)
+        !matches!(
+            self,
+            Self::SourceUnreachable | Self::SourceReadOnly | Self::SourceQueryFailed
+        )
     }
 }
 

@@ -62,7 +62,8 @@ impl Context {
 /// Converged objects are looked at again after this time, in case an event was missed.
 const SAFETY_INTERVAL: Duration = Duration::from_mins(15);
 const RETRY_FIRST: Duration = Duration::from_secs(1);
-const RETRY_LONGEST: Duration = Duration::from_mins(5);
+/// Nobody tells when Kafka, its ACLs or the API server are mended: recovery waits no longer than this.
+const RETRY_LONGEST: Duration = Duration::from_secs(30);
 
 /// Delays per object that grow with each failure in a row.
 #[derive(Debug, Default)]

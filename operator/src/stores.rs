@@ -100,6 +100,12 @@ impl Stores {
         all
     }
 
+    /// True when there is a FanoutTopic of that name, decodable or not.
+    pub(crate) fn has_topic(&self, namespace: &str, name: &str) -> bool {
+        let reference = ObjectRef::new(name).within(namespace);
+        self.topics.get(&reference).is_some()
+    }
+
     /// The Subscriptions of a FanoutTopic that are being deleted and that the operator has to clean up after, undecodable
     /// ones left out.
     pub(crate) fn cleaned_up_of(
@@ -116,6 +122,26 @@ impl Stores {
                     && deletion::has_finalizer(meta)
             })
         })
+    }
+
+    /// The Subscriptions that a FanoutTopic's workers have to do with, in one look: the decodable ones of `topic`, and all of
+    /// the namespace that can't be decoded, because whose they are can't be read either. Sorted by name, without those
+    /// that are being deleted.
+    pub(crate) fn subscriptions_for(
+        &self,
+        namespace: &str,
+        topic: &str,
+    ) -> Vec<Arc<GuardedSubscription>> {
+        let mut found = self.subscriptions.state_filter(|object| {
+            let wanted = object.0.as_ref().map_or(true, |subscription| {
+                subscription.spec.topic_ref.name == topic
+            });
+            wanted
+                && object.meta().namespace.as_deref() == Some(namespace)
+                && object.meta().deletion_timestamp.is_none()
+        });
+        found.sort_by_key(|object| object.name_any());
+        found
     }
 
     /// A Secret that may be referred to.

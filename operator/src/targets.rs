@@ -96,7 +96,9 @@ impl Watched {
                 .filter(|_| Identity::recorded(topic).is_complete())
                 .map(|valid| Log {
                     params: valid.producer.params,
+                    consumer: valid.consumer.params,
                     topic: valid.log.topic,
+                    settings: valid.log.config.into_keys().collect(),
                 }),
             shown: Shown {
                 count: outbox.and_then(|outbox| outbox.pending),

@@ -72,7 +72,7 @@ impl Broker {
             .ok_or_else(|| {
                 failure(
                     BrokerError::PermissionDenied,
-                    format!("the broker does not show {LIMIT} of topic {}: the principal needs DescribeConfigs on it", self.topic),
+                    format!("the broker does not show {LIMIT} of Kafka topic {}: grant the principal of spec.broker.kafka.auth DescribeConfigs on it", self.topic),
                 )
             })
     }
@@ -159,7 +159,7 @@ fn credentials(cluster: &Kafka, files: &Files) -> Result<KafkaCredentials, Failu
             .map_err(|_| {
                 failure(
                     BrokerError::AuthenticationFailed,
-                    format!("broker.kafka.auth.{field}: the value is missing or not text"),
+                    format!("spec.broker.kafka.auth.{field}: the value is missing or not text"),
                 )
             })
     };
@@ -248,16 +248,16 @@ pub fn classify(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
     match code {
         Some(Code::Authentication | Code::SaslAuthenticationFailed) => failure(
             BrokerError::AuthenticationFailed,
-            "the brokers refused user or password of broker.kafka.auth",
+            "the brokers refused user, password or mechanism of spec.broker.kafka.auth: correct the Secrets it refers to",
         ),
         Some(Code::SSL) => failure(
             BrokerError::TlsFailed,
-            "the TLS handshake with the brokers failed: check broker.kafka.auth.caSecretRef",
+            "the TLS handshake with the brokers failed: check caSecretRef, clientCertSecretRef and clientKeySecretRef of spec.broker.kafka.auth",
         ),
         Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
             failure(
                 BrokerError::TopicMissing,
-                format!("topic {topic} does not exist"),
+                format!("Kafka topic {topic} does not exist"),
             )
         }
         Some(
@@ -267,7 +267,7 @@ pub fn classify(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
         ) => failure(
             BrokerError::PermissionDenied,
             format!(
-                "the principal lacks a right on topic {topic}: it needs Describe, DescribeConfigs and Write"
+                "the principal of spec.broker.kafka.auth lacks a right on Kafka topic {topic}: grant it Describe, DescribeConfigs and Write"
             ),
         ),
         None
@@ -283,7 +283,7 @@ pub fn classify(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
             | Code::PurgeInflight,
         ) => failure(
             BrokerError::Unreachable,
-            "no broker answers: check broker.kafka.bootstrapServers",
+            "no broker answers: check spec.broker.kafka.bootstrapServers and the network",
         ),
         Some(code) => failure(
             BrokerError::ProduceFailed,
@@ -303,7 +303,7 @@ pub fn failure(class: BrokerError, message: impl Into<String>) -> Failure {
 fn invalid() -> Failure {
     failure(
         BrokerError::TlsFailed,
-        "broker.kafka: a certificate, key or address can't be used",
+        "spec.broker.kafka.auth: a certificate or key can't be used: correct the Secrets it refers to",
     )
 }
 

@@ -65,8 +65,8 @@ async fn not_a_standby(source: &Source) -> Result<(), Failure> {
     let rows = rows(source, "select pg_is_in_recovery()".to_owned()).await?;
     if first(&rows, |row| flag(row, 0))? {
         return Err(failure(
-            SourceError::ReadOnly,
-            "the server is a standby: source.postgres.urlSecretRef must lead to the primary",
+            SourceError::SourceReadOnly,
+            "spec.source.postgres.urlSecretRef leads to a standby: it must lead to the primary",
         ));
     }
     Ok(())
@@ -78,14 +78,14 @@ async fn schema(source: &Source) -> Result<(), Failure> {
          where n.nspname = 'fanout' and c.relname = 'schema_version')";
     if !first(&rows(source, exists.to_owned()).await?, |row| flag(row, 0))? {
         return Err(outdated(
-            "schema fanout is missing: run manifests/sql/00-fanout.sql in this database".to_owned(),
+            "schema fanout is missing in the database of spec.source.postgres.urlSecretRef: run manifests/sql/00-fanout.sql there".to_owned(),
         ));
     }
     let usage = "select has_schema_privilege('fanout', 'usage') and has_table_privilege('fanout.schema_version', 'select')";
     // Without USAGE the second call fails; both say the same.
     let readable = match rows(source, usage.to_owned()).await {
         Ok(rows) => first(&rows, |row| flag(row, 0))?,
-        Err(error) if error.class == SourceError::PermissionDenied => false,
+        Err(error) if error.class == SourceError::SourcePermissionDenied => false,
         Err(error) => return Err(error),
     };
     if !readable {
@@ -97,7 +97,7 @@ async fn schema(source: &Source) -> Result<(), Failure> {
     })?;
     if found < SCHEMA_VERSION {
         return Err(outdated(format!(
-            "schema fanout is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql"
+            "schema fanout in the database of spec.source.postgres.urlSecretRef is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql"
         )));
     }
     Ok(())
@@ -117,7 +117,7 @@ async fn table(source: &Source) -> Result<String, Failure> {
         return Err(failure(
             SourceError::TableMissing,
             format!(
-                "table {} does not exist: run manifests/sql/10-outbox.sql",
+                "spec.source.postgres.table: {} does not exist: run manifests/sql/10-outbox.sql",
                 table.quoted()
             ),
         ));
@@ -126,8 +126,11 @@ async fn table(source: &Source) -> Result<String, Failure> {
     let (oid, is_table, usage): (String, _, _) = read().map_err(|error| classify(&error))?;
     if !is_table {
         return Err(failure(
-            SourceError::TableMissing,
-            format!("{} is not a table", table.quoted()),
+            SourceError::NotATable,
+            format!(
+                "spec.source.postgres.table: {} is not a table: name the table that manifests/sql/10-outbox.sql makes",
+                table.quoted()
+            ),
         ));
     }
     if !usage {
@@ -161,9 +164,9 @@ async fn rights(source: &Source) -> Result<(), Failure> {
 
 fn denied(right: &str) -> Failure {
     failure(
-        SourceError::PermissionDenied,
+        SourceError::SourcePermissionDenied,
         format!(
-            "the role of source.postgres.urlSecretRef needs {right}: run the grants of manifests/sql"
+            "the role of spec.source.postgres.urlSecretRef needs {right}: run the grants of manifests/sql"
         ),
     )
 }
@@ -181,8 +184,11 @@ async fn columns(source: &Source, oid: &str) -> Result<(), Failure> {
         .map(Column::read)
         .collect::<Result<_, _>>()
         .map_err(|error| classify(&error))?;
-    judge_columns(&source.outbox, &columns)
-        .map_err(|message| failure(SourceError::ColumnInvalid, message))
+    judge_columns(&source.outbox, &columns).map_err(|message| {
+        let message =
+            format!("spec.source.postgres.table: {message}; see manifests/sql/10-outbox.sql");
+        failure(SourceError::ColumnInvalid, message)
+    })
 }
 
 #[derive(Clone, Debug)]
@@ -270,7 +276,7 @@ async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
     Err(failure(
         SourceError::ConstraintMissing,
         format!(
-            "{table} lacks the constraint outbox_xid: alter table {table} add constraint outbox_xid check (xid = pg_current_xact_id()) not valid"
+            "spec.source.postgres.table: {table} lacks the constraint outbox_xid: alter table {table} add constraint outbox_xid check (xid = pg_current_xact_id()) not valid"
         ),
     ))
 }
@@ -289,12 +295,14 @@ async fn sequence(source: &Source, oid: &str) -> Result<(), Failure> {
         Some(cache) => Err(failure(
             SourceError::SequenceCached,
             format!(
-                "the sequence of column \"id\" of {table} caches {cache} values, so ids are not in order: alter table {table} alter column id set cache 1"
+                "spec.source.postgres.table: the sequence of column \"id\" of {table} caches {cache} values, so ids are not in order: alter table {table} alter column id set cache 1"
             ),
         )),
         None => Err(failure(
             SourceError::ColumnInvalid,
-            format!("column \"id\" of {table} (oid {oid}) must be an identity column"),
+            format!(
+                "spec.source.postgres.table: column \"id\" of {table} (oid {oid}) must be an identity column; see manifests/sql/10-outbox.sql"
+            ),
         )),
     }
 }
@@ -312,8 +320,10 @@ async fn index(source: &Source, oid: &str) -> Result<(), Failure> {
         .map(Index::read)
         .collect::<Result<_, _>>()
         .map_err(|error| classify(&error))?;
-    judge_indexes(&source.outbox, &indexes)
-        .map_err(|message| failure(SourceError::IndexMissing, message))
+    judge_indexes(&source.outbox, &indexes).map_err(|message| {
+        let message = format!("spec.source.postgres.table: {message}");
+        failure(SourceError::IndexMissing, message)
+    })
 }
 
 #[derive(Clone, Debug)]

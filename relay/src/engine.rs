@@ -9,7 +9,7 @@ use crate::ranges::decide;
 use crate::source::{Failure, Source, failure};
 use crate::stats::{Gauges, Stats};
 use crate::worker::{Assignment, Ended, Shared, Worker};
-use crate::{checks, forget, retention};
+use crate::{checks, forget, recheck, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
@@ -18,6 +18,7 @@ use fanout_runtime::config::Loaded;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +126,13 @@ async fn serve(
     let mut tasks = JoinSet::new();
     let measure = Measure::new(source.clone(), topic, stats.clone(), setting.gauges.clone());
     tasks.spawn(measure.run(beside.clone()));
+    let (found, rechecked) = mpsc::channel(1);
+    tasks.spawn(recheck::run(
+        source.clone(),
+        stats.clone(),
+        found,
+        beside.clone(),
+    ));
     if !config.config.suspend {
         let seconds = postgres.retention_seconds;
         tasks.spawn(retention::run(
@@ -152,6 +160,7 @@ async fn serve(
         owned: HashMap::new(),
         cooling: HashMap::new(),
         renewed: Duration::ZERO,
+        rechecked,
     };
     let outcome = engine.run(&stop).await;
     beside.cancel();
@@ -183,6 +192,8 @@ struct Engine {
     cooling: HashMap<i64, Duration>,
     /// When leases were last renewed.
     renewed: Duration,
+    /// What is not true of the database any more.
+    rechecked: mpsc::Receiver<Failure>,
 }
 
 impl Engine {
@@ -198,6 +209,7 @@ impl Engine {
             let pause = pause.min(renewal);
             tokio::select! {
                 () = stop.cancelled() => return Ok(Ok(())),
+                Some(failure) = self.rechecked.recv() => return Ok(Err(failure)),
                 Some(ended) = self.workers.join_next() => {
                     if let Err(failure) = self.ended(ended).await? {
                         return Ok(Err(failure));
@@ -228,7 +240,7 @@ impl Engine {
         };
         if *self.history.get_or_insert_with(|| view.history.clone()) != view.history {
             return Err(failure(
-                SourceError::Unreachable,
+                SourceError::SourceUnreachable,
                 "the database failed over: resuming from the stored position",
             ));
         }

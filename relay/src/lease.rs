@@ -164,7 +164,7 @@ fn no_position() -> Failure {
 
 fn unexpected() -> Failure {
     failure(
-        SourceError::QueryFailed,
+        SourceError::SourceQueryFailed,
         "the database answered in an unexpected form",
     )
 }

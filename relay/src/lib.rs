@@ -18,6 +18,7 @@ pub mod park;
 pub mod position;
 pub mod produce;
 pub mod ranges;
+pub mod recheck;
 pub mod retention;
 pub mod source;
 pub mod sql;

@@ -48,6 +48,13 @@ impl Source {
         Ok(Self { outbox, pool })
     }
 
+    /// Connects once more, and leaves.
+    pub async fn log_in(&self) -> Result<(), Failure> {
+        let options = self.pool.connect_options();
+        let connection = within(STATEMENT_TIMEOUT, PgConnection::connect_with(&options)).await?;
+        within(STATEMENT_TIMEOUT, connection.close()).await
+    }
+
     /// Runs a short statement (or several, which make one transaction) and returns its rows.
     pub async fn query(&self, sql: String) -> Result<Vec<PgRow>, Failure> {
         self.query_within(STATEMENT_TIMEOUT, sql).await
@@ -120,13 +127,13 @@ impl Transaction {
 }
 
 fn options(config: &PostgresSource, files: &Files) -> Result<PgConnectOptions, Failure> {
-    let invalid = |message| failure(SourceError::UrlInvalid, message);
-    let url = files
-        .text(&config.url_file)
-        .map_err(|_| invalid("source.postgres.urlSecretRef: the value is missing or not text"))?;
+    let invalid = |message| failure(SourceError::SourceUrlInvalid, message);
+    let url = files.text(&config.url_file).map_err(|_| {
+        invalid("spec.source.postgres.urlSecretRef: the value is missing or not text")
+    })?;
     // The error may quote the URL, so it goes nowhere.
     let options = PgConnectOptions::from_str(url.expose_secret())
-        .map_err(|_| invalid("source.postgres.urlSecretRef: not a postgres:// URL"))?
+        .map_err(|_| invalid("spec.source.postgres.urlSecretRef: not a postgres:// URL"))?
         .application_name("fanout-relay")
         // Poolers refuse start-up parameters they do not know.
         .extra_float_digits(None)
@@ -137,7 +144,7 @@ fn options(config: &PostgresSource, files: &Files) -> Result<PgConnectOptions, F
     };
     let ca = files
         .bytes(file)
-        .map_err(|_| invalid("source.postgres.caSecretRef: the value is missing"))?;
+        .map_err(|_| invalid("spec.source.postgres.caSecretRef: the value is missing"))?;
     let options = options.ssl_root_cert_from_pem(ca.to_vec());
     // A CA that is given must be used: verify at least the chain, and the name too unless the URL asks for less.
     Ok(match options.get_ssl_mode() {
@@ -153,8 +160,8 @@ async fn within<T>(
     match tokio::time::timeout(limit, work).await {
         Ok(done) => done.map_err(|error| classify(&error)),
         Err(_) => Err(failure(
-            SourceError::Unreachable,
-            "the database did not answer in time",
+            SourceError::SourceUnreachable,
+            "the database does not answer: check host and port of spec.source.postgres.urlSecretRef and the network",
         )),
     }
 }
@@ -176,26 +183,26 @@ pub fn classify(error: &sqlx::Error) -> Failure {
             failure(class, describe(class, &state))
         }
         sqlx::Error::Tls(_) => failure(
-            SourceError::TlsFailed,
-            "the TLS handshake with the database failed: check sslmode and source.postgres.caSecretRef",
+            SourceError::SourceTlsFailed,
+            "the TLS handshake with the database failed: check sslmode and spec.source.postgres.caSecretRef",
         ),
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => failure(
-            SourceError::Unreachable,
-            "the database does not answer: check host and port of source.postgres.urlSecretRef",
+            SourceError::SourceUnreachable,
+            "the database does not answer: check host and port of spec.source.postgres.urlSecretRef and the network",
         ),
         sqlx::Error::Configuration(_) => failure(
-            SourceError::UrlInvalid,
-            "source.postgres.urlSecretRef or caSecretRef can't be used",
+            SourceError::SourceUrlInvalid,
+            "spec.source.postgres.urlSecretRef or caSecretRef can't be used",
         ),
         sqlx::Error::Decode(_)
         | sqlx::Error::ColumnDecode { .. }
         | sqlx::Error::ColumnIndexOutOfBounds { .. } => failure(
-            SourceError::QueryFailed,
+            SourceError::SourceQueryFailed,
             "the database answered in an unexpected form",
         ),
         _ => failure(
-            SourceError::Unreachable,
-            "the connection to the database broke",
+            SourceError::SourceUnreachable,
+            "the database does not answer: check host and port of spec.source.postgres.urlSecretRef and the network",
         ),
     }
 }
@@ -203,37 +210,43 @@ pub fn classify(error: &sqlx::Error) -> Failure {
 /// Class of an SQLSTATE.
 fn by_state(state: &str) -> SourceError {
     match state {
-        "28000" | "28P01" => SourceError::AuthenticationFailed,
+        "28000" | "28P01" => SourceError::SourceAuthenticationFailed,
         "3D000" => SourceError::DatabaseMissing,
-        "25006" => SourceError::ReadOnly,
-        "42501" => SourceError::PermissionDenied,
+        "25006" => SourceError::SourceReadOnly,
+        "42501" => SourceError::SourcePermissionDenied,
         "42P01" | "3F000" => SourceError::TableMissing,
         "42703" => SourceError::ColumnInvalid,
         // Shutting down, starting up, too many connections, connection lost, and what poolers say when their server is
         // away.
         "57P01" | "57P02" | "57P03" | "53300" | "08000" | "08003" | "08006" | "08001" | "08004"
-        | "08P01" => SourceError::Unreachable,
-        _ => SourceError::QueryFailed,
+        | "08P01" => SourceError::SourceUnreachable,
+        _ => SourceError::SourceQueryFailed,
     }
 }
 
 fn describe(class: SourceError, state: &str) -> String {
     match class {
-        SourceError::AuthenticationFailed => {
-            "the database refused user or password of source.postgres.urlSecretRef".to_owned()
+        SourceError::SourceAuthenticationFailed => {
+            "the database refused user or password of spec.source.postgres.urlSecretRef: correct the Secret or the role".to_owned()
         }
         SourceError::DatabaseMissing => {
-            "the database named in source.postgres.urlSecretRef does not exist".to_owned()
+            "the database named in spec.source.postgres.urlSecretRef does not exist: correct the Secret or create it".to_owned()
         }
-        SourceError::ReadOnly => "the server is a standby: it accepts no writes".to_owned(),
-        SourceError::PermissionDenied => {
-            "the role of source.postgres.urlSecretRef lacks a right: run manifests/sql again"
+        SourceError::SourceReadOnly => {
+            "spec.source.postgres.urlSecretRef leads to a server that accepts no writes".to_owned()
+        },
+        SourceError::SourcePermissionDenied => {
+            "the role of spec.source.postgres.urlSecretRef lacks a right: run manifests/sql again"
                 .to_owned()
         }
-        SourceError::TableMissing => "a table is missing: run manifests/sql".to_owned(),
-        SourceError::ColumnInvalid => "a column is missing: run manifests/sql".to_owned(),
-        SourceError::Unreachable => {
-            format!("the database is not available (SQLSTATE {state})")
+        SourceError::TableMissing => {
+            "spec.source.postgres.table or a table of schema fanout is missing: run manifests/sql".to_owned()
+        },
+        SourceError::ColumnInvalid => {
+            "spec.source.postgres.table: a column is missing; see manifests/sql/10-outbox.sql".to_owned()
+        },
+        SourceError::SourceUnreachable => {
+            format!("the database of spec.source.postgres.urlSecretRef is not available (SQLSTATE {state})")
         }
         _ => format!("the database refused a statement (SQLSTATE {state})"),
     }
@@ -245,13 +258,13 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case("28P01", SourceError::AuthenticationFailed)]
-    #[case("28000", SourceError::AuthenticationFailed)]
+    #[case("28P01", SourceError::SourceAuthenticationFailed)]
+    #[case("28000", SourceError::SourceAuthenticationFailed)]
     #[case("3D000", SourceError::DatabaseMissing)]
-    #[case("25006", SourceError::ReadOnly)]
-    #[case("42501", SourceError::PermissionDenied)]
-    #[case("57P01", SourceError::Unreachable)]
-    #[case("40001", SourceError::QueryFailed)]
+    #[case("25006", SourceError::SourceReadOnly)]
+    #[case("42501", SourceError::SourcePermissionDenied)]
+    #[case("57P01", SourceError::SourceUnreachable)]
+    #[case("40001", SourceError::SourceQueryFailed)]
     fn states_have_classes(#[case] state: &str, #[case] class: SourceError) {
         assert_eq!(by_state(state), class);
     }

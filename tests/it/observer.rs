@@ -186,6 +186,8 @@ async fn kafka_topic(records: i64, groups: &[(&str, i64)]) -> Log {
     let kafka = tokio::task::spawn_blocking(services::kafka).await.unwrap();
     let log = Log {
         params: params(&kafka.bootstrap()),
+        consumer: params(&kafka.bootstrap()),
+        settings: Vec::new(),
         topic: format!("observed-{:08x}", rand::random::<u32>()),
     };
     let cluster = Clusters::new().get(&log.params).await.unwrap();
@@ -370,6 +372,8 @@ async fn a_dead_cluster_is_said_so_and_delays_no_other() {
     let log = kafka_topic(4, &[("search", 1)]).await;
     let dead = Log {
         params: params("127.0.0.1:1"),
+        consumer: params("127.0.0.1:1"),
+        settings: Vec::new(),
         topic: "nowhere".to_owned(),
     };
     let running = Running::start();
@@ -411,6 +415,8 @@ async fn a_number_that_moved_asks_for_a_write_and_one_that_is_shown_does_not() {
         "posts",
         Log {
             params: params("127.0.0.1:1"),
+            consumer: params("127.0.0.1:1"),
+            settings: Vec::new(),
             topic: "unused".to_owned(),
         },
         &[],

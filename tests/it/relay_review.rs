@@ -77,7 +77,7 @@ async fn a_replica_that_lags_does_not_end_a_large_difference() {
             batch.len(),
             batch.after
         ),
-        Err(failure) => assert_eq!(failure.class, SourceError::ReadOnly),
+        Err(failure) => assert_eq!(failure.class, SourceError::SourceReadOnly),
     }
 }
 

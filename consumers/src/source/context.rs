@@ -3,7 +3,7 @@
 //! A rebalance is answered later: the client waits for `assign` and `unassign`, and goes on fetching the partitions
 //! that are kept. Nothing ever drains or blocks inside a callback.
 
-use crate::source::{is_refusal, name};
+use super::trouble::{Trouble, is_refusal};
 use rdkafka::client::ClientContext;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
@@ -30,11 +30,11 @@ pub(crate) enum Signal {
     /// A broker is connected.
     Connected,
     /// No broker can be used.
-    Disconnected(&'static str),
+    Disconnected(Trouble),
     /// The broker refuses what was asked.
-    Refused(&'static str),
+    Refused(Trouble),
     /// The client can't go on.
-    Fatal(&'static str),
+    Fatal(Trouble),
 }
 
 /// Callbacks of one consumer.
@@ -95,9 +95,9 @@ impl ClientContext for Context {
             RDKafkaErrorCode::BrokerTransportFailure
             | RDKafkaErrorCode::OperationTimedOut
             | RDKafkaErrorCode::PartitionEOF => {}
-            RDKafkaErrorCode::Fatal => self.push(Signal::Fatal(name(code))),
-            _ if is_refusal(code) => self.push(Signal::Refused(name(code))),
-            _ => self.push(Signal::Disconnected(name(code))),
+            RDKafkaErrorCode::Fatal => self.push(Signal::Fatal(Trouble::of(code))),
+            _ if is_refusal(code) => self.push(Signal::Refused(Trouble::of(code))),
+            _ => self.push(Signal::Disconnected(Trouble::of(code))),
         }
     }
 

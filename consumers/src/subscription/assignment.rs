@@ -333,10 +333,16 @@ impl Session<'_> {
                 continue;
             };
             match answer {
-                Ok(()) => partition.offsets.acknowledge(commit),
+                Ok(()) => {
+                    partition.offsets.acknowledge(commit);
+                    self.subscription.broker.refusal = None;
+                }
                 Err(code) => {
                     let name = &self.subscription.settings.config.name;
                     tracing::warn!(subscription = name, partition = number, %code, "commit refused");
+                    if let Some(trouble) = source::refusal(*code) {
+                        self.subscription.broker.refused(trouble);
+                    }
                     self.subscription.series.commit_failure();
                     self.assignment.not_before = now + COMMIT_RETRY;
                 }

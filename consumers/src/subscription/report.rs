@@ -172,18 +172,18 @@ impl Subscription {
         state: SubscriptionState,
     ) -> Option<(StopReason, String)> {
         if let Some(fault) = self.broker.refusal.or(self.broker.connection) {
-            return Some((StopReason::BrokerUnavailable, fault.to_owned()));
+            return Some((fault.reason, fault.message.to_owned()));
         }
         if view.is_some_and(|view| view.missing) {
-            let message = "a partition has neither a committed offset nor a start offset";
+            let message = "a partition has neither a committed offset nor a start offset; the operator adds one";
             return Some((StopReason::PositionMissing, message.to_owned()));
         }
         if state == SubscriptionState::Suspended {
             return None;
         }
         if self.endpoint.dead_letters_refused {
-            let message = "the dead letter topic does not take an event";
-            return Some((StopReason::BrokerUnavailable, message.to_owned()));
+            let message = "the dead letter topic does not take an event; grant Write on it to the principal of the FanoutTopic's spec.broker.kafka.consumerAuth (auth where that is absent)";
+            return Some((StopReason::DeadLettersRefused, message.to_owned()));
         }
         let failure = self.endpoint.failure.as_ref()?;
         if view.is_some_and(|view| view.full) {

@@ -143,18 +143,22 @@ impl<'s> Session<'s> {
             Signal::Connected => self.subscription.broker.connection = None,
             Signal::Disconnected(fault) => {
                 if self.subscription.broker.disconnected(fault) {
-                    tracing::warn!(subscription = name, fault, "Kafka can't be reached");
+                    tracing::warn!(
+                        subscription = name,
+                        fault = fault.message,
+                        "Kafka can't be reached"
+                    );
                 }
             }
             Signal::Refused(fault) => {
                 if self.subscription.broker.refused(fault) {
-                    tracing::warn!(subscription = name, fault, "Kafka refuses");
+                    tracing::warn!(subscription = name, fault = fault.message, "Kafka refuses");
                 }
             }
             Signal::Fatal(fault) => {
                 tracing::error!(
                     subscription = name,
-                    fault,
+                    fault = fault.message,
                     "the Kafka client failed, starting anew"
                 );
                 self.fail(now);

@@ -53,7 +53,7 @@ const OUTBOX_NOW: &[&str] = &[READY, SOURCE_REACHABLE];
 /// A referenced value can't be used: the FanoutTopic stalls; the Subscription stalls, and no worker serves it.
 const REFERENCE: &[&str] = &[READY, STALLED, SINK_ACCEPTED, WORKERS_AVAILABLE];
 /// The operator, the relays or the consumers are told so by Kafka.
-const KAFKA: &[&str] = &[READY, STALLED, LOG_READY, POSITION_INITIALIZED];
+const KAFKA: &[&str] = &[READY, STALLED, LOG_READY, POSITION_INITIALIZED, DELIVERING];
 /// The FanoutTopic's Kafka topic is not the one it was.
 const TOPIC: &[&str] = &[READY, STALLED, LOG_READY];
 /// The endpoint can't be used.
@@ -88,7 +88,8 @@ reasons! {
     /// A worker's `/status` can't be read, so its state is not known.
     STATUS_UNKNOWN = "StatusUnknown", Lasting, &[READY, SOURCE_REACHABLE, RELAY_AVAILABLE, OUTBOX_BLOCKED, WORKERS_AVAILABLE],
         "Let the operator's pods reach port 8080 of the workers.";
-    /// The spec can't be used, for example because a Secret's value is no text.
+    /// The spec can't be used: a Secret's value is no text, or this version of the operator can't decode a value. What was
+    /// configured before goes on where it can't be decoded.
     SPEC_INVALID = "SpecInvalid", Lasting, REFERENCE, "Correct the field that the message names.";
     /// The Kubernetes API refused or failed; it is tried again.
     API_ERROR = "ApiError", Lasting, &[READY], "Look for what refuses: quota, admission policy, rights of the operator.";
@@ -100,15 +101,19 @@ reasons! {
     /// The FanoutTopic of `spec.topicRef` does not exist.
     TOPIC_NOT_FOUND = "TopicNotFound", Lasting, &[READY, POSITION_INITIALIZED], "Create the FanoutTopic in the same namespace.";
     /// The FanoutTopic has no Kafka topic that could be read.
-    TOPIC_NOT_READY = "TopicNotReady", Lasting, &[READY, POSITION_INITIALIZED], "Mend the FanoutTopic: see its own conditions.";
+    TOPIC_NOT_READY = "TopicNotReady", Lasting, &[READY, POSITION_INITIALIZED, DELIVERING], "Mend the FanoutTopic: see its own conditions.";
     /// An older FanoutTopic uses the same Kafka topic, or an object of a worker's name belongs to somebody else.
     NAME_CONFLICT = "NameConflict", Lasting, &[READY, STALLED], "Give one of the two another name.";
 
     /// No broker answers.
     BROKER_UNREACHABLE = "BrokerUnreachable", Lasting, &[READY, LOG_READY, POSITION_INITIALIZED, DELIVERING],
         "Check bootstrapServers, the network and Kafka itself.";
-    /// The brokers refused the credentials, or a certificate does not fit.
-    BROKER_AUTHENTICATION_FAILED = "BrokerAuthenticationFailed", Lasting, KAFKA, "Correct the Secrets of spec.broker.kafka.auth.";
+    /// The brokers refused user, password or mechanism.
+    BROKER_AUTHENTICATION_FAILED = "BrokerAuthenticationFailed", Lasting, KAFKA,
+        "Correct the Secrets of spec.broker.kafka.auth or consumerAuth, whichever the message names.";
+    /// The TLS handshake with the brokers failed, or a certificate or key can't be used.
+    BROKER_TLS_FAILED = "BrokerTlsFailed", Lasting, KAFKA,
+        "Correct the certificates in the Secrets of spec.broker.kafka.auth or consumerAuth, whichever the message names.";
     /// The brokers refused the request.
     BROKER_REFUSED = "BrokerRefused", Lasting, KAFKA, "Grant the right, or correct the setting that the message names.";
     /// A Kafka topic or cluster of that name exists and is not the one this FanoutTopic recorded.
@@ -116,7 +121,7 @@ reasons! {
     /// The topic was there and is gone, with the events in it.
     TOPIC_DELETED = "TopicDeleted", Lasting, TOPIC, "Decide how to go on without what was lost with it.";
     /// The topic differs from the spec in what the operator does not change.
-    TOPIC_DRIFTED = "TopicDrifted", Lasting, &[LOG_READY], "Change the topic or the spec so that they agree.";
+    TOPIC_DRIFTED = "TopicDrifted", Lasting, &[READY, LOG_READY], "Change the topic or the spec so that they agree.";
     /// More partitions would reorder keys of a PerKey Subscription, and `allowReorder` is false.
     REORDER_NOT_ALLOWED = "ReorderNotAllowed", Lasting, TOPIC, "Set allowReorder: true and accept that.";
 
@@ -134,26 +139,31 @@ reasons! {
     /// The endpoint answered 410: it does not want events any more.
     ENDPOINT_GONE = "EndpointGone", Lasting, SINK, "Ask its owner; then change the annotation fanout.dev/resume, or delete the Subscription.";
     /// The last attempts failed.
-    DELIVERY_FAILING = "DeliveryFailing", Lasting, &[DELIVERING], "Mend the endpoint; the message says how it fails.";
+    DELIVERY_FAILING = "DeliveryFailing", Lasting, &[READY, DELIVERING], "Mend the endpoint; the message says how it fails.";
+    /// The dead letter topic does not take an event; it is sent again.
+    DEAD_LETTERS_REFUSED = "DeadLettersRefused", Lasting, &[READY, DELIVERING],
+        "Let the consumers' principal write to the dead letter topic, and see that the topic takes the event's size.";
     /// Too much finished beyond the committed position.
-    PREFIX_FULL = "PrefixFull", Lasting, &[DELIVERING], "Mend the endpoint for the event that blocks.";
+    PREFIX_FULL = "PrefixFull", Lasting, &[READY, DELIVERING], "Mend the endpoint for the event that blocks.";
 
     /// The database server does not answer.
-    UNREACHABLE = "Unreachable", Lasting, OUTBOX_NOW, "Check host and port of the URL, the network and PostgreSQL itself.";
+    SOURCE_UNREACHABLE = "SourceUnreachable", Lasting, OUTBOX_NOW, "Check host and port of the URL, the network and PostgreSQL itself.";
     /// The database refused user or password.
-    AUTHENTICATION_FAILED = "AuthenticationFailed", Lasting, OUTBOX, "Correct the URL in the Secret, or the role's password.";
+    SOURCE_AUTHENTICATION_FAILED = "SourceAuthenticationFailed", Lasting, OUTBOX, "Correct the URL in the Secret, or the role's password.";
     /// The TLS handshake with the database failed.
-    TLS_FAILED = "TlsFailed", Lasting, OUTBOX, "Correct caSecretRef, sslmode or the server's certificate.";
+    SOURCE_TLS_FAILED = "SourceTlsFailed", Lasting, OUTBOX, "Correct caSecretRef, sslmode or the server's certificate.";
     /// The database of the URL does not exist.
     DATABASE_MISSING = "DatabaseMissing", Lasting, OUTBOX, "Correct the database name in the URL.";
     /// The value of `urlSecretRef` is no PostgreSQL URL.
-    URL_INVALID = "UrlInvalid", Lasting, OUTBOX, "Correct the URL in the Secret.";
-    /// The outbox table does not exist, or is no table.
+    SOURCE_URL_INVALID = "SourceUrlInvalid", Lasting, OUTBOX, "Correct the URL in the Secret.";
+    /// The outbox table does not exist.
     TABLE_MISSING = "TableMissing", Lasting, OUTBOX, "Run manifests/sql/10-outbox.sql.";
+    /// What has the outbox table's name is no table: a view, for example.
+    NOT_A_TABLE = "NotATable", Lasting, OUTBOX, "Name the table that manifests/sql/10-outbox.sql makes.";
     /// A column is missing, has another type, or lacks NOT NULL or its expression.
     COLUMN_INVALID = "ColumnInvalid", Lasting, OUTBOX, "Make the column as in manifests/sql/10-outbox.sql.";
     /// The relay's role lacks a right.
-    PERMISSION_DENIED = "PermissionDenied", Lasting, OUTBOX, "Run the grants of manifests/sql again.";
+    SOURCE_PERMISSION_DENIED = "SourcePermissionDenied", Lasting, OUTBOX, "Run the grants of manifests/sql again.";
     /// Schema `fanout` is missing or older than this relay.
     SCHEMA_OUTDATED = "SchemaOutdated", Lasting, OUTBOX, "Run the steps of manifests/sql that are missing.";
     /// The constraint on column `xid` is missing or not as it must be.
@@ -165,9 +175,9 @@ reasons! {
     /// The stored position belongs to another database, table or history.
     SOURCE_CHANGED = "SourceChanged", Lasting, OUTBOX, "Decide where to go on: the rows' history is not the position's.";
     /// The server is a standby.
-    READ_ONLY = "ReadOnly", Lasting, OUTBOX_NOW, "Let the URL lead to the primary.";
+    SOURCE_READ_ONLY = "SourceReadOnly", Lasting, OUTBOX_NOW, "Let the URL lead to the primary.";
     /// The database refused a statement for another cause.
-    QUERY_FAILED = "QueryFailed", Lasting, OUTBOX_NOW, "Look up the SQLSTATE in the message.";
+    SOURCE_QUERY_FAILED = "SourceQueryFailed", Lasting, OUTBOX_NOW, "Look up the SQLSTATE in the message.";
 }
 
 /// The reason `name`.

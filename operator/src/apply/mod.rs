@@ -4,7 +4,7 @@ mod compare;
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::api::{Api, DeleteParams, ObjectMeta, Patch, PatchParams, Preconditions};
+use kube::api::{Api, DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, Preconditions};
 use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -278,6 +278,40 @@ where
     }
 }
 
+/// Applies the whole status of an object that is no `K`, although it is called one.
+pub(crate) async fn raw_status<K>(
+    api: &Api<DynamicObject>,
+    object: &DynamicObject,
+    status: &serde_json::Value,
+) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = ()>,
+{
+    let name = object.name_any();
+    api.patch_status(
+        &name,
+        &PatchParams::apply(STATUS_MANAGER).force(),
+        &Patch::Apply(status_patch::<K>(&name, object.meta(), status)),
+    )
+    .await
+    .map_err(failed::<K>("write status of", &name))?;
+    Ok(())
+}
+
+fn status_patch<K: Resource<DynamicType = ()>>(
+    name: &str,
+    meta: &ObjectMeta,
+    status: &impl Serialize,
+) -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        // With the uid a namesake created in the meantime is refused instead of given this status.
+        "metadata": {"name": name, "uid": meta.uid, "resourceVersion": meta.resource_version},
+        "status": status,
+    })
+}
+
 /// Applies the whole status of `object`, whose API is `api`, and returns the object as it is stored now.
 ///
 /// A status is made from the one before. Made from an older one (the cache is behind, or somebody else leads by now) it
@@ -288,17 +322,10 @@ where
     S: Serialize,
 {
     let name = object.name_any();
-    let patch = serde_json::json!({
-        "apiVersion": K::api_version(&()),
-        "kind": K::kind(&()),
-        // With the uid a namesake created in the meantime is refused instead of given this status.
-        "metadata": {"name": name, "uid": object.uid(), "resourceVersion": object.resource_version()},
-        "status": status,
-    });
     api.patch_status(
         &name,
         &PatchParams::apply(STATUS_MANAGER).force(),
-        &Patch::Apply(patch),
+        &Patch::Apply(status_patch::<K>(&name, object.meta(), status)),
     )
     .await
     .map_err(failed::<K>("write status of", &name))

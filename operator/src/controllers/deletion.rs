@@ -137,16 +137,12 @@ pub(crate) async fn run<K: Kind>(
     Ok(Action::await_change())
 }
 
-/// An object that this version can't decode: what it has outside of Kubernetes is not known, so it stays, and the object
+/// An object that is being deleted and that this version can't decode: what it has outside of Kubernetes is not known, so it stays, and the object
 /// goes at the deadline. Another version may come until then.
 pub(crate) async fn undecodable<K: Kind>(
     ctx: &Context,
     object: &DeserializeGuard<K>,
-    error: &str,
 ) -> Result<Action, Error> {
-    if object.meta().deletion_timestamp.is_none() {
-        return Err(Error::Undecodable(error.to_owned()));
-    }
     let waiting = async { Ok(Step::Waiting(Finding::no(reason::DELETING, ""))) };
     run(ctx, object, &[], waiting).await
 }

@@ -25,9 +25,6 @@ impl Invalid {
 /// A reconcile that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The object in the API server is not one of this version's.
-    #[error("object can't be decoded: {0}")]
-    Undecodable(String),
     /// Reading from the API server failed.
     #[error("read {what}")]
     Read {
@@ -70,7 +67,7 @@ impl Error {
     /// The class of the error.
     pub(crate) fn class(&self) -> Class {
         match self {
-            Self::Undecodable(_) | Self::Render(_) => Class::Invalid,
+            Self::Render(_) => Class::Invalid,
             Self::Apply(ApplyError::NameTaken { .. } | ApplyError::Encode { .. }) => {
                 Class::Transient
             }
@@ -104,10 +101,6 @@ impl Error {
     pub(crate) fn finding(&self) -> (&'static str, String) {
         match self {
             Self::Apply(ApplyError::NameTaken { .. }) => (reason::NAME_CONFLICT, self.to_string()),
-            Self::Undecodable(_) => (
-                reason::SPEC_INVALID,
-                "the object can't be decoded by this version".to_owned(),
-            ),
             Self::Render(_) => (
                 reason::SPEC_INVALID,
                 "the configuration can't be rendered".to_owned(),

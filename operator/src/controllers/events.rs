@@ -3,8 +3,10 @@
 use crate::context::Context;
 use fanout_crds::condition::{Polarity, READY, RECONCILING, polarity};
 use fanout_crds::deletion::CLEANUP_INCOMPLETE;
+use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
+use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::events::{Event, EventType};
 
 /// Longest note that the API server accepts, bytes.
@@ -15,15 +17,36 @@ pub(crate) async fn publish<K>(ctx: &Context, object: &K, old: &[Condition], new
 where
     K: Resource<DynamicType = ()>,
 {
+    publish_on(ctx, &object.object_ref(&()), old, new).await;
+}
+
+/// The same for an object that is no `K`, although it is called one.
+pub(crate) async fn publish_about<K>(
+    ctx: &Context,
+    object: &DynamicObject,
+    old: &[Condition],
+    new: &[Condition],
+) where
+    K: Resource<DynamicType = ()>,
+{
+    let reference = object.object_ref(&ApiResource::erase::<K>(&()));
+    publish_on(ctx, &reference, old, new).await;
+}
+
+async fn publish_on(
+    ctx: &Context,
+    reference: &ObjectReference,
+    old: &[Condition],
+    new: &[Condition],
+) {
     let events = events(old, new);
     // A pass may have begun before its namespace was deleted; where that can't be told there is nobody to tell anything.
-    let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+    let namespace = reference.namespace.as_deref().unwrap_or_default();
     if events.is_empty() || !matches!(ctx.is_terminating(namespace).await, Ok(false)) {
         return;
     }
-    let reference = object.object_ref(&());
     for event in events {
-        if let Err(error) = ctx.recorder.publish(&event, &reference).await {
+        if let Err(error) = ctx.recorder.publish(&event, reference).await {
             tracing::warn!(%error, reason = %event.reason, "event not published");
         }
     }

@@ -10,6 +10,7 @@ mod reports;
 pub(crate) mod secrets;
 pub(crate) mod subscription;
 mod triggers;
+mod undecodable;
 pub(crate) mod workers;
 
 pub(crate) use triggers::{Addresses, Triggers};

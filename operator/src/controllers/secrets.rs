@@ -47,7 +47,7 @@ impl<'a> Reader<'a> {
             Invalid::new(
                 reason::SECRET_NOT_PERMITTED,
                 format!(
-                    "{path}: Secret {name} is missing or not labelled {}=true",
+                    "{path}: Secret {name} is missing or not labelled {}=true; create or label it",
                     names::CREDENTIALS_LABEL
                 ),
             )
@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
             .ok_or_else(|| {
                 Invalid::new(
                     reason::SECRET_KEY_MISSING,
-                    format!("{path}: Secret {name} has no key {key}, or it is empty"),
+                    format!("{path}: Secret {name} has no key {key}, or it is empty; add it, or name another"),
                 )
             })?;
         let text = std::str::from_utf8(&value.0).map_err(|_| {

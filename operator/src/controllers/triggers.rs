@@ -92,6 +92,14 @@ impl Triggers {
         }
     }
 
+    fn topics_in(&self, namespace: &str) {
+        for object in self.stores.topics.state() {
+            if object.namespace().as_deref() == Some(namespace) {
+                self.topics.add(namespace, &object.name_any());
+            }
+        }
+    }
+
     /// Asks for a pass of everything, for example after a watch was interrupted and deletions may have been missed.
     fn all_topics(&self) {
         for object in self.stores.topics.state() {
@@ -109,12 +117,18 @@ impl Triggers {
         }
     }
 
-    fn rivals(&self) {
+    /// Those that another FanoutTopic keeps from their Kafka topic, and those that `changed` may keep from theirs, now that
+    /// it is known which one it has.
+    fn rivals(&self, changed: &GuardedTopic) {
+        let name_of = |topic: &FanoutTopic| Identity::recorded(topic).topic_name;
+        let changed_name = changed.0.as_ref().ok().and_then(name_of);
         let all = self.stores.topics();
         for topic in all.iter().filter_map(|object| object.0.as_ref().ok()) {
             let status = topic.status.as_ref();
             let ready = status.and_then(|status| conditions::get(&status.conditions, READY));
-            if ready.is_some_and(|ready| ready.reason == reason::NAME_CONFLICT) {
+            let kept = ready.is_some_and(|ready| ready.reason == reason::NAME_CONFLICT);
+            let other = topic.metadata.uid != changed.meta().uid;
+            if kept || (other && changed_name.is_some() && name_of(topic) == changed_name) {
                 self.topics
                     .add(&topic.namespace().unwrap_or_default(), &topic.name_any());
             }
@@ -143,7 +157,7 @@ impl Handler<GuardedTopic> for Triggers {
         let known = object.0.as_ref().ok().map(known_to_subscriptions);
         if self.news("topic's subscriptions", object, change, known) {
             self.subscriptions_of(&namespace, &name);
-            self.rivals();
+            self.rivals(object);
         }
     }
 
@@ -177,16 +191,20 @@ impl Handler<GuardedSubscription> for Triggers {
         if self.news("subscription", object, change, wanted(object)) {
             self.subscriptions.add(&namespace, &object.name_any());
         }
-        if let Ok(subscription) = &object.0
-            && self.news(
-                "subscription's topic",
-                object,
-                change,
-                known_to_topic(subscription),
-            )
-        {
-            self.topics
-                .add(&namespace, &subscription.spec.topic_ref.name);
+        match &object.0 {
+            Ok(subscription) => {
+                let known = known_to_topic(subscription);
+                if self.news("subscription's topic", object, change, known) {
+                    self.topics
+                        .add(&namespace, &subscription.spec.topic_ref.name);
+                }
+            }
+            // Whose it is can't be read. While it is there nothing changes for its topic.
+            Err(_) if change == Change::Deleted || object.meta().deletion_timestamp.is_some() => {
+                self.news("subscription's topic", object, change, ());
+                self.topics_in(&namespace);
+            }
+            Err(_) => {}
         }
     }
 

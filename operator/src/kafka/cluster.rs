@@ -17,6 +17,8 @@ use tokio::time::Instant;
 
 /// librdkafka ends a request after this time, connecting included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(9);
+/// The same for what is asked first and cheap to answer: a cluster that does not answer is known soon.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time any call takes; more than [`REQUEST_TIMEOUT`], so that librdkafka's reason arrives before.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// A new topic is described until the brokers know it everywhere.
@@ -89,7 +91,16 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub(super) const CONNECT: &'static str = "set up the Kafka client";
+    /// Operations, as errors name them.
+    pub(crate) const CONNECT: &'static str = "set up the Kafka client";
+    pub(crate) const DESCRIBE_CLUSTER: &'static str = "describe cluster";
+    pub(crate) const CREATE_TOPIC: &'static str = "create topic";
+    pub(crate) const ADD_PARTITIONS: &'static str = "add partitions";
+    pub(crate) const DESCRIBE_SETTINGS: &'static str = "describe topic settings";
+    pub(crate) const DELETE_TOPIC: &'static str = "delete topic";
+    pub(crate) const DELETE_GROUP: &'static str = "delete group";
+    pub(crate) const LIST_COMMITTED: &'static str = "list committed offsets";
+    pub(crate) const COMMIT: &'static str = "commit start offsets";
 
     /// Blocks for some milliseconds; connects to nothing yet.
     pub(super) fn new(params: &ClusterParams, permit: Permit) -> Result<Self, KafkaError> {
@@ -129,8 +140,8 @@ impl Cluster {
 
     /// The cluster's id: another id behind the same address is another cluster.
     pub async fn cluster_id(&self) -> Result<String, KafkaError> {
-        let operation = "describe cluster";
-        self.call(operation, self.native.cluster_id(REQUEST_TIMEOUT))
+        let operation = Self::DESCRIBE_CLUSTER;
+        self.call(operation, self.native.cluster_id(QUESTION_TIMEOUT))
             .await?
             .ok_or_else(|| Failure::INVALID.during(operation))
     }
@@ -147,7 +158,7 @@ impl Cluster {
     /// Creates a topic and waits until the brokers tell its id. An existing topic is an error
     /// ([`ErrorClass::TopicExists`]).
     pub async fn create_topic(&self, topic: &NewTopic) -> Result<TopicInfo, KafkaError> {
-        let operation = "create topic";
+        let operation = Self::CREATE_TOPIC;
         let counts = (
             topic.partitions.unwrap_or(-1),
             topic.replication_factor.unwrap_or(-1),
@@ -171,7 +182,7 @@ impl Cluster {
     /// Deletes the topic of this name. The caller compared its id just before: brokers are asked by name, because
     /// librdkafka can't ask by id. One that is gone already is no error.
     pub async fn delete_topic(&self, name: &str) -> Result<(), KafkaError> {
-        let operation = "delete topic";
+        let operation = Self::DELETE_TOPIC;
         let request = self.native.delete_topic(name, REQUEST_TIMEOUT);
         match self.change(operation, request).await {
             Err(error) if error.class == ErrorClass::TopicMissing => Ok(()),
@@ -181,7 +192,7 @@ impl Cluster {
 
     /// Deletes a consumer group and its offsets, unless it has members.
     pub async fn delete_group(&self, group: &str) -> Result<GroupDeletion, KafkaError> {
-        let operation = "delete group";
+        let operation = Self::DELETE_GROUP;
         self.change(operation, async {
             match self.native.delete_group(group, REQUEST_TIMEOUT).await {
                 Ok(()) => Ok(GroupDeletion::Gone),
@@ -195,7 +206,7 @@ impl Cluster {
 
     /// Raises the number of partitions of a topic to `total`.
     pub async fn add_partitions(&self, name: &str, total: i32) -> Result<(), KafkaError> {
-        let operation = "add partitions";
+        let operation = Self::ADD_PARTITIONS;
         let total = usize::try_from(total)
             .map_err(|_| Failure::from(Code::InvalidPartitions).during(operation))?;
         let request = self.native.add_partitions(name, total, REQUEST_TIMEOUT);
@@ -205,7 +216,7 @@ impl Cluster {
     /// Settings of a topic by name, defaults included, sensitive ones left out.
     pub async fn topic_config(&self, name: &str) -> Result<BTreeMap<String, String>, KafkaError> {
         let request = self.native.topic_config(name, REQUEST_TIMEOUT);
-        self.call("describe topic settings", request).await
+        self.call(Self::DESCRIBE_SETTINGS, request).await
     }
 
     /// Committed offsets of `group` for `topic`: only the partitions that have one, so a missing one is unknown,
@@ -215,7 +226,7 @@ impl Cluster {
         group: &str,
         topic: &str,
     ) -> Result<BTreeMap<i32, i64>, KafkaError> {
-        let operation = "list committed offsets";
+        let operation = Self::LIST_COMMITTED;
         let listed = self
             .call(operation, async {
                 match self.native.group_offsets(group, REQUEST_TIMEOUT).await {
@@ -244,7 +255,7 @@ impl Cluster {
         topic: &str,
         offsets: &BTreeMap<i32, i64>,
     ) -> Result<CommitOutcome, KafkaError> {
-        let operation = "commit start offsets";
+        let operation = Self::COMMIT;
         let committed = self.committed(group, topic).await?;
         let missing: Vec<(i32, i64)> = offsets
             .iter()
@@ -331,7 +342,7 @@ impl Cluster {
     ) -> Result<Description, KafkaError> {
         self.call(
             operation,
-            self.native.describe_topic(topic, REQUEST_TIMEOUT),
+            self.native.describe_topic(topic, QUESTION_TIMEOUT),
         )
         .await
     }

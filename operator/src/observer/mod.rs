@@ -17,6 +17,7 @@ mod target;
 mod write;
 
 pub use head::Head;
+pub use log::TopicState;
 pub use poll::WorkerStatus;
 pub use target::{Log, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget};
 pub use write::{Seen, Shown};
@@ -105,6 +106,8 @@ pub struct TopicObservation {
     pub log_error: Option<ErrorClass>,
     /// Partitions of the Kafka topic.
     pub partitions: Option<usize>,
+    /// What the Kafka topic was like in the last round that could read it.
+    pub state: Option<TopicState>,
 }
 
 /// What is known of a Subscription.
@@ -114,6 +117,8 @@ pub struct SubscriptionObservation {
     pub progress: Seen,
     /// Committed offsets, where they could be read in the last round.
     pub committed: Option<std::collections::BTreeMap<i32, i64>>,
+    /// True when the brokers refused the consumers' principal the group in the last round.
+    pub refused: bool,
 }
 
 /// The observer: a snapshot for readers, and the loop that keeps it.

@@ -132,6 +132,7 @@ impl Subscription {
         }
         self.at_zero = self.at_zero.after(seen.count, now);
         self.seen.committed = read.map(|(_, committed)| committed.clone());
+        self.seen.refused = reading.is_some_and(|reading| reading.refused.contains(uid));
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A log that can't be read is asked less and less often, up to this.
-const LOG_RETRY_LONGEST: Duration = Duration::from_mins(1);
+const LOG_RETRY_LONGEST: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
 pub(super) struct State {
@@ -205,12 +205,17 @@ impl State {
             return BTreeSet::new();
         };
         topic.under_way = false;
-        let before = (topic.seen.log_error, topic.seen.partitions);
+        let before = (
+            topic.seen.log_error,
+            topic.seen.partitions,
+            topic.seen.state.clone(),
+        );
         let reading = match reading {
             Ok(reading) => {
                 topic.backoff = None;
                 topic.seen.log_error = None;
                 topic.seen.partitions = Some(reading.marks.len());
+                topic.seen.state = Some(reading.topic.clone());
                 Some(reading)
             }
             Err(error) => {
@@ -223,7 +228,8 @@ impl State {
             }
         };
         let first = before.1.is_none() && before.0.is_none() && topic.seen.log_error.is_none();
-        let changed = before != (topic.seen.log_error, topic.seen.partitions) && !first;
+        let seen = &topic.seen;
+        let changed = before != (seen.log_error, seen.partitions, seen.state.clone()) && !first;
         let labels = topic.labels.clone();
         let mut news = BTreeSet::new();
         if changed {
@@ -231,8 +237,9 @@ impl State {
         }
         for uid in topic.subscriptions.clone() {
             if let Some(subscription) = self.subscriptions.get_mut(&uid) {
+                let refused = subscription.seen.refused;
                 subscription.read(&uid, reading.as_ref(), now);
-                if changed {
+                if changed || refused != subscription.seen.refused {
                     news.insert(subscription.labels.trigger());
                 }
             }

@@ -54,10 +54,14 @@ pub struct TopicTarget {
 /// A Kafka topic.
 #[derive(Clone)]
 pub struct Log {
-    /// The cluster.
+    /// The cluster, as the relays' principal.
     pub params: ClusterParams,
+    /// The cluster, as the consumers' principal.
+    pub consumer: ClusterParams,
     /// Name of the topic.
     pub topic: String,
+    /// Settings of the topic that the spec names.
+    pub settings: Vec<String>,
 }
 
 /// One Subscription.

@@ -35,14 +35,14 @@ impl Outbox {
         let table = Table::parse(&config.table).ok_or_else(|| {
             failure(
                 SourceError::TableMissing,
-                "source.postgres.table must be schema.table",
+                "spec.source.postgres.table must be schema.table",
             )
         })?;
         for ColumnMatch { column, value } in &config.r#match {
             if column.contains('\0') || value.contains('\0') {
                 return Err(failure(
                     SourceError::ColumnInvalid,
-                    "source.postgres.match must not contain a NUL character",
+                    "spec.source.postgres.match must not contain a NUL character",
                 ));
             }
         }

@@ -178,14 +178,14 @@ impl Reader {
     fn trust(&self, server: &Server) -> Result<(), Failure> {
         if server.standby {
             return Err(failure(
-                SourceError::ReadOnly,
+                SourceError::SourceReadOnly,
                 "the server is a standby: its snapshots can't be trusted",
             ));
         }
         if server.timeline.as_deref() != Some(self.history.timeline.as_str()) {
             // What this process read ahead may have been lost in the failover; what is stored was not.
             return Err(failure(
-                SourceError::Unreachable,
+                SourceError::SourceUnreachable,
                 "the database failed over: resuming from the stored position",
             ));
         }
@@ -257,7 +257,7 @@ impl Reader {
         self.trust(&server)?;
         self.ids = parse_ids(ids.unwrap_or_default()).ok_or_else(|| {
             failure(
-                SourceError::QueryFailed,
+                SourceError::SourceQueryFailed,
                 "the database answered in an unexpected form",
             )
         })?;

@@ -168,7 +168,7 @@ impl Worker {
                 Some(Err(failure)) => return Err(failure.into()),
                 // The reader sends an error before it ends; it panicked.
                 None => return Err(crate::source::failure(
-                    fanout_contract::reason::SourceError::QueryFailed, "reading stopped").into()),
+                    fanout_contract::reason::SourceError::SourceQueryFailed, "reading stopped").into()),
             },
             () = stop.cancelled(), if !matches!(flight.ending, Some(Pass::Ended(_))) => {
                 flight.ending = Some(Pass::Ended(Ended::Stopped));

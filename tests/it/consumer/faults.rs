@@ -154,7 +154,7 @@ async fn a_broker_that_goes_away_and_comes_back_costs_nothing() {
     kafka.kill();
     consumer
         .wait_until(LIMIT, "the outage is reported", |status| {
-            the(status, "hook").reason == Some(StopReason::BrokerUnavailable)
+            the(status, "hook").reason == Some(StopReason::BrokerUnreachable)
         })
         .await;
     assert_eq!(
@@ -198,7 +198,7 @@ async fn a_worker_that_starts_without_a_broker_waits_for_it() {
     let status = consumer
         .wait_until(LIMIT, "the outage is reported", |status| {
             !status.subscriptions.is_empty()
-                && the(status, "hook").reason == Some(StopReason::BrokerUnavailable)
+                && the(status, "hook").reason == Some(StopReason::BrokerUnreachable)
         })
         .await;
     assert_eq!(the(&status, "hook").state, SubscriptionState::Starting);

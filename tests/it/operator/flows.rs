@@ -135,7 +135,7 @@ async fn failures_and_recoveries_are_told(cluster: &Cluster, namespace: &str, po
         .subscription(namespace, "plain", DELIVERING, "False/DeliveryFailing")
         .await;
     cluster
-        .subscription(namespace, "plain", READY, "True/Succeeded")
+        .subscription(namespace, "plain", READY, "True/DeliveryFailing")
         .await;
     pool.change("plain", |entry| {
         entry.state = SubscriptionState::Stopped;

@@ -173,7 +173,7 @@ impl<'c> Scene<'c> {
             self.user
         ))
         .await;
-        self.topic(SOURCE_REACHABLE, "False/AuthenticationFailed")
+        self.topic(SOURCE_REACHABLE, "False/SourceAuthenticationFailed")
             .await;
         self.write("database", "url", &self.url(2)).await;
         self.settled().await;
@@ -181,7 +181,7 @@ impl<'c> Scene<'c> {
 
         // The Secret first.
         self.write("database", "url", &self.url(3)).await;
-        self.topic(SOURCE_REACHABLE, "False/AuthenticationFailed")
+        self.topic(SOURCE_REACHABLE, "False/SourceAuthenticationFailed")
             .await;
         self.set_database_password(3).await;
         self.settled().await;

@@ -60,7 +60,7 @@ async fn a_wrong_password_is_reported_and_a_right_one_applied_without_restart() 
     };
     let status = relay
         .wait_until(LIMIT, "the class", |status| {
-            class(status) == Some(SourceError::AuthenticationFailed)
+            class(status) == Some(SourceError::SourceAuthenticationFailed)
         })
         .await;
     assert!(!status.source_checked && status.pending.is_none());
@@ -80,7 +80,7 @@ async fn a_wrong_password_is_reported_and_a_right_one_applied_without_restart() 
     relay.reconfigure_with(&config, wrong);
     relay
         .wait_until(LIMIT, "the class", |status| {
-            class(status) == Some(SourceError::UrlInvalid)
+            class(status) == Some(SourceError::SourceUrlInvalid)
         })
         .await;
 }

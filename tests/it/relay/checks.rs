@@ -60,7 +60,7 @@ async fn a_missing_table_and_one_that_is_none_are_found() {
     )
     .await;
     let view = "alter table outbox rename to rows; create view outbox as select * from rows";
-    broken("check_view", view, class, "not a table").await;
+    broken("check_view", view, SourceError::NotATable, "not a table").await;
 }
 
 #[tokio::test]
@@ -178,7 +178,7 @@ async fn a_sequence_that_caches_is_found() {
 
 #[tokio::test]
 async fn missing_rights_are_found() {
-    let class = SourceError::PermissionDenied;
+    let class = SourceError::SourcePermissionDenied;
     broken(
         "check_select",
         "revoke select on outbox from fanout_relay",
@@ -231,14 +231,20 @@ async fn a_connection_that_can_not_be_made_has_a_class() {
         fanout_tests::services::postgres::PASSWORD,
         "PlantedSecret-word",
     );
-    assert_eq!(refused(&password).await, SourceError::AuthenticationFailed);
+    assert_eq!(
+        refused(&password).await,
+        SourceError::SourceAuthenticationFailed
+    );
     let database = format!("{}-PlantedSecret-word", sandbox.relay_url);
     assert_eq!(refused(&database).await, SourceError::DatabaseMissing);
     assert_eq!(
         refused("postgres://u:PlantedSecret-word@127.0.0.1:1/db").await,
-        SourceError::Unreachable
+        SourceError::SourceUnreachable
     );
-    assert_eq!(refused("PlantedSecret-word").await, SourceError::UrlInvalid);
+    assert_eq!(
+        refused("PlantedSecret-word").await,
+        SourceError::SourceUrlInvalid
+    );
     let tls = format!("{}?sslmode=require", sandbox.relay_url);
-    assert_eq!(refused(&tls).await, SourceError::TlsFailed);
+    assert_eq!(refused(&tls).await, SourceError::SourceTlsFailed);
 }

@@ -112,7 +112,7 @@ async fn a_missing_right_is_told_and_what_is_not_there_counts_as_deleted() {
         .await;
     assert_eq!(
         status.source_error.unwrap().class,
-        SourceError::PermissionDenied
+        SourceError::SourcePermissionDenied
     );
     assert!(!status.positions_deleted);
     assert_eq!(

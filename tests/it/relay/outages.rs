@@ -118,7 +118,7 @@ async fn nothing_is_read_from_a_standby_and_a_promoted_one_goes_on() {
             status
                 .source_error
                 .as_ref()
-                .is_some_and(|error| error.class == SourceError::ReadOnly)
+                .is_some_and(|error| error.class == SourceError::SourceReadOnly)
         })
         .await;
     assert_eq!(status.ranges.len(), 0);

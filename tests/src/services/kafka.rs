@@ -1,7 +1,9 @@
 //! A private Kafka broker, one node, from Maven artifacts.
 
+mod acls;
 mod lane;
 
+pub use acls::{Acl, Operation, Resource};
 pub use lane::Lane;
 
 use self::lane::Lanes;
@@ -28,6 +30,9 @@ const COPY_DEPENDENCIES: &str =
 pub const SASL_USER: &str = "fanout";
 /// Password of [`SASL_USER`]; it carries [`crate::produced::MARK`].
 pub const SASL_PASSWORD: &str = "PlantedSecret correct horse";
+/// Users that [`Kafka::tls_bootstrap`] and [`Kafka::sasl_bootstrap`] let in with [`SASL_PASSWORD`]. They may do what no
+/// [`Acl`] is about.
+pub const RESTRICTED_USERS: [&str; 2] = ["restricted-relay", "restricted-consumer"];
 const START_LIMIT: Duration = Duration::from_secs(90);
 /// Prefix of the settings for the TLS listener's key and certificate.
 const KEY_STORE: &str = "listener.name.sasl_ssl.ssl.keystore";
@@ -168,6 +173,16 @@ impl Kafka {
     /// A listener for a proxy; waits when all are taken.
     pub async fn lane(&self) -> Lane {
         self.lanes.take().await
+    }
+
+    /// Adds an entry to the access control lists. Blocks.
+    pub fn allow_or_deny(&self, acl: &Acl) -> anyhow::Result<()> {
+        acls::create(&self.bootstrap(), acl)
+    }
+
+    /// Removes the entry. Blocks.
+    pub fn forget(&self, acl: &Acl) -> anyhow::Result<()> {
+        acls::delete(&self.bootstrap(), acl)
     }
 
     /// Client configuration that reaches this broker and nothing else.
@@ -330,9 +345,16 @@ impl Node {
                 &format!("--cluster-id={id}"),
                 "-c",
                 "server.properties",
-                "--add-scram",
-                &format!("SCRAM-SHA-512=[name={SASL_USER},password={SASL_PASSWORD}]"),
             ])
+            .args(
+                [SASL_USER]
+                    .into_iter()
+                    .chain(RESTRICTED_USERS)
+                    .flat_map(|user| {
+                        let scram = format!("SCRAM-SHA-512=[name={user},password={SASL_PASSWORD}]");
+                        ["--add-scram".to_owned(), scram]
+                    }),
+            )
             .current_dir(&dir))?;
         Ok(Self {
             dir,

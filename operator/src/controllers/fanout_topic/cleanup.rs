@@ -5,6 +5,7 @@
 //! The relay runs on meanwhile with a configuration that tells it to delete; it is never created for that. Once nobody could
 //! create the Kafka topics again by asking for them, they go, each only while it has the recorded UUID.
 
+use super::log::Asked;
 use super::observe::Live;
 use super::status::Identity;
 use super::{kafka_access, log, prune, push, rivals};
@@ -306,7 +307,12 @@ async fn delete_topics(
 ) -> Result<Vec<String>, Finding> {
     let names = topics.keys().cloned().collect::<Vec<_>>().join(", ");
     let failed = |error| {
-        let problem = log::problem(error);
+        let asked = Asked {
+            auth: log::AUTH,
+            topic: identity.topic_name.as_deref().unwrap_or_default(),
+            group: None,
+        };
+        let problem = log::problem(error, asked);
         Finding::no(
             problem.reason,
             format!("Kafka topics {names}: {}", problem.message),
@@ -437,7 +443,7 @@ mod tests {
     fn what_keeps_a_relay_from_deleting_is_shown() {
         let status = RelayStatus {
             source_error: Some(Problem {
-                class: SourceError::PermissionDenied,
+                class: SourceError::SourcePermissionDenied,
                 message: "delete on fanout.topics".to_owned(),
             }),
             broker_error: Some(Problem {

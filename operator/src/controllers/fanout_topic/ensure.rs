@@ -1,30 +1,52 @@
 //! Makes the Kafka topics of a FanoutTopic exist: asks the brokers, lets `log` decide, does what it says.
 
-use super::log::{self, Decision, Known, Problem, Wanted};
+use super::log::{self, Asked, Decision, Known, Problem, Wanted};
 use super::status::{Identity, LogState};
 use super::validate::{LogSpec, ValidTopic};
 use crate::kafka::{Cluster, Clusters, ErrorClass, KafkaError};
 use fanout_crds::condition::reason;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Decisions per topic and pass: create or grow, then look again; more means that somebody else works against us.
 const ROUNDS: usize = 3;
 
-/// Ensures the topic and its dead letter topic. `identity` is completed with what was found, also when something fails
-/// later on.
+/// Reaches the cluster and finds out which one it is. Nothing is changed there before it is known whose the topic is.
+pub(crate) async fn reach(
+    clusters: &Clusters,
+    topic: &ValidTopic,
+    identity: &mut Identity,
+) -> Result<Arc<Cluster>, Problem> {
+    let problem = |error| log::problem(error, asked(topic));
+    let cluster = clusters
+        .get(&topic.producer.params)
+        .await
+        .map_err(problem)?;
+    let id = cluster.cluster_id().await.map_err(problem)?;
+    check_cluster(&id, identity)?;
+    identity.cluster_id = Some(id);
+    Ok(cluster)
+}
+
+fn asked(topic: &ValidTopic) -> Asked<'_> {
+    Asked {
+        auth: topic.producer.path,
+        topic: &topic.log.topic,
+        group: None,
+    }
+}
+
+/// Ensures the topic and its dead letter topic on `cluster`. `identity` is completed with what was found, also when
+/// something fails later on.
 pub(crate) async fn ensure(
+    cluster: &Cluster,
     clusters: &Clusters,
     topic: &ValidTopic,
     keep_order: bool,
     identity: &mut Identity,
 ) -> Result<LogState, Problem> {
-    let cluster = clusters
-        .get(&topic.producer.params)
-        .await
-        .map_err(log::problem)?;
-    let id = cluster.cluster_id().await.map_err(log::problem)?;
-    check_cluster(&id, identity)?;
-    identity.cluster_id = Some(id);
+    let asked = asked(topic);
+    let problem = |error| log::problem(error, asked);
     let LogSpec {
         topic: name,
         dead_letter_topic,
@@ -41,10 +63,10 @@ pub(crate) async fn ensure(
         config,
         keep_order,
     };
-    let drift = ensure_one(&cluster, wanted, &mut identity.topic_id).await?;
+    let drift = ensure_one(cluster, wanted, &mut identity.topic_id, asked).await?;
     // How the dead letter topic is made follows from the topic; afterwards it is left alone.
     let (copies, config) = if identity.dead_letter_topic_id.is_none() {
-        let of_topic = cluster.topic_config(name).await.map_err(log::problem)?;
+        let of_topic = cluster.topic_config(name).await.map_err(problem)?;
         (*replication_factor, dead_letter_config(&of_topic))
     } else {
         (None, BTreeMap::new())
@@ -56,8 +78,33 @@ pub(crate) async fn ensure(
         config: &config,
         keep_order: false,
     };
-    ensure_one(&cluster, wanted, &mut identity.dead_letter_topic_id).await?;
+    let recorded = &mut identity.dead_letter_topic_id;
+    ensure_one(cluster, wanted, recorded, asked).await?;
+    check_consumers(clusters, topic).await?;
     Ok(LogState { drift })
+}
+
+/// Consumers must get in, too, as their own principal where they have one.
+async fn check_consumers(clusters: &Clusters, topic: &ValidTopic) -> Result<(), Problem> {
+    if topic.consumer.params == topic.producer.params {
+        return Ok(());
+    }
+    let asked = Asked {
+        auth: topic.consumer.path,
+        topic: &topic.log.topic,
+        group: None,
+    };
+    let problem = |error: KafkaError| Problem {
+        // Who gets in may have the configuration; credentials that are refused must not replace those in use.
+        usable: error.class == ErrorClass::PermissionDenied,
+        ..log::problem(error, asked)
+    };
+    let cluster = clusters
+        .get(&topic.consumer.params)
+        .await
+        .map_err(problem)?;
+    let found = cluster.describe_topic(&topic.log.topic).await;
+    found.map(drop).map_err(problem)
 }
 
 /// A dead letter is the event with further headers, so the largest event must leave room for them; one that does not fit
@@ -96,17 +143,15 @@ async fn ensure_one(
     cluster: &Cluster,
     wanted: Wanted<'_>,
     recorded: &mut Option<String>,
+    asked: Asked<'_>,
 ) -> Result<Vec<String>, Problem> {
+    let problem = |error| log::problem(error, asked);
     for _ in 0..ROUNDS {
-        let live = cluster
-            .describe_topic(wanted.name)
-            .await
-            .map_err(log::problem)?;
+        let live = cluster.describe_topic(wanted.name).await.map_err(problem)?;
         let config = match &live {
-            Some(_) if !wanted.config.is_empty() => cluster
-                .topic_config(wanted.name)
-                .await
-                .map_err(log::problem)?,
+            Some(_) if !wanted.config.is_empty() => {
+                cluster.topic_config(wanted.name).await.map_err(problem)?
+            }
             _ => BTreeMap::new(),
         };
         let known = Known {
@@ -119,13 +164,13 @@ async fn ensure_one(
                 *recorded = Some(id);
                 return Ok(drift);
             }
-            Decision::Refuse(problem) => {
-                if problem.usable
+            Decision::Refuse(refused) => {
+                if refused.usable
                     && let Some(live) = live
                 {
                     *recorded = Some(live.id);
                 }
-                return Err(problem);
+                return Err(refused);
             }
             Decision::Create(new) => match cluster.create_topic(&new).await {
                 Ok(info) => {
@@ -142,13 +187,13 @@ async fn ensure_one(
                     class: ErrorClass::TopicExists,
                     ..
                 }) => {}
-                Err(error) => return Err(log::problem(error)),
+                Err(error) => return Err(problem(error)),
             },
             Decision::Grow(total) => {
                 cluster
                     .add_partitions(wanted.name, total)
                     .await
-                    .map_err(log::problem)?;
+                    .map_err(problem)?;
                 tracing::info!(
                     topic = wanted.name,
                     partitions = total,
@@ -160,7 +205,7 @@ async fn ensure_one(
     Err(Problem {
         reason: reason::BROKER_REFUSED,
         message: format!(
-            "Kafka topic {} does not become what was asked for; it is tried again",
+            "spec.broker.kafka.topic: Kafka topic {} does not become what was asked for; it is tried again",
             wanted.name
         ),
         needs_human: false,

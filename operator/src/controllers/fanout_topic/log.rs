@@ -3,7 +3,7 @@
 //! A topic is known by the UUID that Kafka gave it. What was recorded once is never replaced: a topic of the same name
 //! with another UUID is somebody else's, and one that is gone took unread events with it, so a human decides.
 
-use crate::kafka::{ErrorClass, KafkaError, NewTopic, TopicInfo};
+use crate::kafka::{Cluster, ErrorClass, KafkaError, NewTopic, TopicInfo};
 use fanout_crds::condition::reason;
 use std::collections::BTreeMap;
 
@@ -77,7 +77,7 @@ pub(crate) fn decide(wanted: Wanted<'_>, known: Known<'_>) -> Decision {
         (Some(recorded), None) => Decision::Refuse(Problem {
             reason: reason::TOPIC_DELETED,
             message: format!(
-                "Kafka topic {name} with id {recorded} no longer exists; delete and create this FanoutTopic to start with a new one"
+                "spec.broker.kafka.topic: Kafka topic {name} with id {recorded} (status.topicId) no longer exists; delete and create this FanoutTopic to start with a new one"
             ),
             needs_human: true,
             usable: false,
@@ -85,7 +85,7 @@ pub(crate) fn decide(wanted: Wanted<'_>, known: Known<'_>) -> Decision {
         (Some(recorded), Some(live)) if live.id != recorded => Decision::Refuse(Problem {
             reason: reason::FOREIGN_TOPIC,
             message: format!(
-                "Kafka topic {name} has id {}, not {recorded}: it was replaced; delete and create this FanoutTopic to use it",
+                "spec.broker.kafka.topic: Kafka topic {name} has id {}, not {recorded} (status.topicId): it was replaced; delete and create this FanoutTopic to use it",
                 live.id
             ),
             needs_human: true,
@@ -104,7 +104,7 @@ fn existing(wanted: Wanted<'_>, live: &TopicInfo, config: &BTreeMap<String, Stri
             return Decision::Refuse(Problem {
                 reason: reason::REORDER_NOT_ALLOWED,
                 message: format!(
-                    "{} has {} partitions; {partitions} would move keys of PerKey Subscriptions; set spec.broker.kafka.topic.allowReorder to accept that",
+                    "spec.broker.kafka.topic.partitions: {} has {} partitions; {partitions} would move keys of PerKey Subscriptions; set spec.broker.kafka.topic.allowReorder to accept that",
                     wanted.name, live.partitions
                 ),
                 needs_human: true,
@@ -113,74 +113,144 @@ fn existing(wanted: Wanted<'_>, live: &TopicInfo, config: &BTreeMap<String, Stri
         }
         return Decision::Grow(partitions);
     }
-    let mut drift = Vec::new();
-    let mut compare = |what: &str, wanted: &str, found: &str| {
-        if wanted != found {
-            drift.push(format!("{what} is {found}, spec says {wanted}"));
-        }
-    };
-    if let Some(partitions) = wanted.partitions {
-        compare(
-            "partitions",
-            &partitions.to_string(),
-            &live.partitions.to_string(),
-        );
-    }
-    if let Some(factor) = wanted.replication_factor {
-        compare(
-            "replicationFactor",
-            &factor.to_string(),
-            &live.replication_factor.to_string(),
-        );
-    }
-    for (name, value) in wanted.config {
-        compare(
-            name,
-            value,
-            config.get(name).map_or("unknown", String::as_str),
-        );
-    }
     Decision::Ready {
         id: live.id.clone(),
-        drift,
+        drift: drift(wanted, live, config),
     }
 }
 
-/// What an unsuccessful call to Kafka means for the log.
-pub(crate) fn problem(error: KafkaError) -> Problem {
-    let (reason, advice) = match error.class {
-        ErrorClass::Unreachable | ErrorClass::Timeout | ErrorClass::NotReady => (
+/// What the operator leaves alone although it differs: to change it is up to a human.
+fn drift(wanted: Wanted<'_>, live: &TopicInfo, config: &BTreeMap<String, String>) -> Vec<String> {
+    const TOPIC: &str = "spec.broker.kafka.topic";
+    let mut drift = Vec::new();
+    if let Some(partitions) = wanted.partitions
+        && partitions != live.partitions
+    {
+        drift.push(format!(
+            "{TOPIC}.partitions is {partitions}, {} has {}: partitions never shrink, set it to {}",
+            wanted.name, live.partitions, live.partitions
+        ));
+    }
+    if let Some(factor) = wanted.replication_factor
+        && factor != live.replication_factor
+    {
+        drift.push(format!(
+            "{TOPIC}.replicationFactor is {factor}, {} has {}: change it, or reassign the replicas in Kafka",
+            wanted.name, live.replication_factor
+        ));
+    }
+    for (name, value) in wanted.config {
+        let found = config.get(name).map_or("unknown", String::as_str);
+        if found != value {
+            drift.push(format!(
+                "{TOPIC}.config {name} is {value}, {} has {found}: change it, or the setting in Kafka",
+                wanted.name
+            ));
+        }
+    }
+    drift
+}
+
+/// As whom Kafka was asked, and about what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked<'a> {
+    /// Field of the FanoutTopic with the principal.
+    pub(crate) auth: &'static str,
+    /// Kafka topic.
+    pub(crate) topic: &'a str,
+    /// Consumer group, where one matters.
+    pub(crate) group: Option<&'a str>,
+}
+
+/// Field with the relays' and the operator's principal.
+pub(crate) const AUTH: &str = "spec.broker.kafka.auth";
+
+/// What an unsuccessful call to Kafka means. The message changes with the class of the error alone, so that one cause is
+/// written once, whichever call meets it first.
+pub(crate) fn problem(error: KafkaError, asked: Asked<'_>) -> Problem {
+    let auth = asked.auth;
+    let (reason, message) = match error.class {
+        ErrorClass::Unreachable | ErrorClass::Timeout => (
             reason::BROKER_UNREACHABLE,
-            "check spec.broker.kafka.bootstrapServers and the network",
+            "no broker answers; check spec.broker.kafka.bootstrapServers and the network"
+                .to_owned(),
+        ),
+        ErrorClass::NotReady => (
+            reason::BROKER_UNREACHABLE,
+            "Kafka elects a leader or a coordinator; it is tried again".to_owned(),
         ),
         ErrorClass::AuthenticationFailed => (
             reason::BROKER_AUTHENTICATION_FAILED,
-            "check spec.broker.kafka.auth and the Secrets it refers to",
+            format!(
+                "the brokers refuse user, password or mechanism of {auth}; correct the Secrets it refers to"
+            ),
         ),
         ErrorClass::TlsFailed => (
-            reason::BROKER_AUTHENTICATION_FAILED,
-            "check the certificates in spec.broker.kafka.auth",
+            reason::BROKER_TLS_FAILED,
+            format!(
+                "the TLS handshake with the brokers fails; correct caSecretRef, clientCertSecretRef or clientKeySecretRef of {auth}"
+            ),
         ),
         ErrorClass::PermissionDenied => (
             reason::BROKER_REFUSED,
-            "grant the principal of spec.broker.kafka.auth this right",
+            format!(
+                "the principal of {auth} lacks a right; grant it {}",
+                right(error.operation, asked)
+            ),
         ),
-        ErrorClass::InvalidPartitions
-        | ErrorClass::InvalidReplicationFactor
-        | ErrorClass::InvalidConfig => (reason::BROKER_REFUSED, "correct spec.broker.kafka.topic"),
-        ErrorClass::TopicExists | ErrorClass::TopicMissing | ErrorClass::Other => {
-            (reason::BROKER_REFUSED, "it is tried again")
-        }
+        ErrorClass::InvalidPartitions => (
+            reason::BROKER_REFUSED,
+            "the brokers refuse spec.broker.kafka.topic.partitions; correct it".to_owned(),
+        ),
+        ErrorClass::InvalidReplicationFactor => (
+            reason::BROKER_REFUSED,
+            "the brokers refuse spec.broker.kafka.topic.replicationFactor; lower it to at most the number of brokers, or add brokers".to_owned(),
+        ),
+        ErrorClass::InvalidConfig if error.operation == Cluster::CONNECT => (
+            reason::BROKER_REFUSED,
+            format!("spec.broker.kafka.bootstrapServers or {auth} can't be used; correct it"),
+        ),
+        ErrorClass::InvalidConfig => (
+            reason::BROKER_REFUSED,
+            "the brokers refuse spec.broker.kafka.topic; correct its name or config".to_owned(),
+        ),
+        ErrorClass::TopicExists | ErrorClass::TopicMissing | ErrorClass::Other => (
+            reason::BROKER_REFUSED,
+            format!(
+                "Kafka does not {} for spec.broker.kafka.topic; it is tried again",
+                error.operation
+            ),
+        ),
     };
     Problem {
         reason,
-        message: format!("Kafka: {error}; {advice}"),
+        message,
         needs_human: error.class.needs_human()
             && !matches!(
                 error.class,
                 ErrorClass::TopicExists | ErrorClass::TopicMissing
             ),
         usable: false,
+    }
+}
+
+/// The right that `operation` takes.
+fn right(operation: &str, asked: Asked<'_>) -> String {
+    let Asked { topic, group, .. } = asked;
+    let group = group.unwrap_or_default();
+    match operation {
+        Cluster::CREATE_TOPIC => {
+            format!("Create on Kafka topic {topic} and on {topic}.dead, or create both by hand")
+        }
+        Cluster::ADD_PARTITIONS => format!("Alter on Kafka topic {topic}"),
+        Cluster::DESCRIBE_SETTINGS => format!("DescribeConfigs on Kafka topic {topic}"),
+        Cluster::LIST_COMMITTED | Cluster::COMMIT => {
+            format!("Read on consumer group {group} and on Kafka topic {topic}")
+        }
+        Cluster::DELETE_TOPIC => format!("Delete on Kafka topic {topic} and on {topic}.dead"),
+        Cluster::DELETE_GROUP => format!("Delete on consumer group {group}"),
+        Cluster::DESCRIBE_CLUSTER => "Describe on the cluster".to_owned(),
+        _ => format!("Describe on Kafka topic {topic} and on {topic}.dead"),
     }
 }
 
@@ -221,6 +291,14 @@ mod tests {
                 config: &config,
             },
         )
+    }
+
+    const fn asked() -> Asked<'static> {
+        Asked {
+            auth: "spec.broker.kafka.consumerAuth",
+            topic: "social.posts",
+            group: Some("social.search"),
+        }
     }
 
     fn refusal(decision: Decision) -> (&'static str, bool, bool) {
@@ -279,8 +357,8 @@ mod tests {
         assert_eq!(
             drift,
             [
-                "partitions is 12, spec says 6",
-                "replicationFactor is 1, spec says 3"
+                "spec.broker.kafka.topic.partitions is 6, social.posts has 12: partitions never shrink, set it to 12",
+                "spec.broker.kafka.topic.replicationFactor is 3, social.posts has 1: change it, or reassign the replicas in Kafka"
             ]
         );
         let config = BTreeMap::from([("retention.ms".to_owned(), "5".to_owned())]);
@@ -303,7 +381,10 @@ mod tests {
             decision,
             Decision::Ready {
                 id: "one".to_owned(),
-                drift: vec!["retention.ms is 5, spec says 1000".to_owned()]
+                drift: vec![
+                    "spec.broker.kafka.topic.config retention.ms is 1000, t has 5: change it, or the setting in Kafka"
+                        .to_owned()
+                ]
             }
         );
     }
@@ -311,11 +392,12 @@ mod tests {
     #[test]
     fn only_what_a_human_must_mend_stalls() {
         let judged = |class| {
-            let problem = problem(KafkaError {
+            let error = KafkaError {
                 class,
                 operation: "describe topic",
                 code: 0,
-            });
+            };
+            let problem = problem(error, asked());
             (problem.reason, problem.needs_human)
         };
         assert_eq!(
@@ -335,8 +417,29 @@ mod tests {
             (reason::BROKER_REFUSED, true)
         );
         assert_eq!(
+            judged(ErrorClass::TlsFailed),
+            (reason::BROKER_TLS_FAILED, true)
+        );
+        assert_eq!(
             judged(ErrorClass::InvalidReplicationFactor),
             (reason::BROKER_REFUSED, true)
         );
+    }
+    #[test]
+    fn a_missing_right_is_named_with_its_object_and_its_principal() {
+        let said = |operation| {
+            let error = KafkaError {
+                class: ErrorClass::PermissionDenied,
+                operation,
+                code: 0,
+            };
+            problem(error, asked()).message
+        };
+        assert_eq!(
+            said(Cluster::COMMIT),
+            "the principal of spec.broker.kafka.consumerAuth lacks a right; grant it Read on consumer group social.search and on Kafka topic social.posts"
+        );
+        assert!(said(Cluster::CREATE_TOPIC).contains("Create on Kafka topic social.posts"));
+        assert!(said(Cluster::DESCRIBE_SETTINGS).contains("DescribeConfigs on"));
     }
 }

@@ -14,7 +14,7 @@ pub(crate) mod validate;
 
 use super::error::{Class, Error, Invalid};
 use super::workers::Pods;
-use super::{conditions, deletion, events, reports, subscription};
+use super::{conditions, deletion, events, reports, subscription, undecodable};
 use crate::apply;
 use crate::context::{Context, safety_net};
 use crate::kafka::ClusterParams;
@@ -33,6 +33,7 @@ use kube::{Resource, ResourceExt};
 use members::Member;
 use observe::Live;
 use status::{Identity, Outcome, Relays};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use validate::ValidTopic;
@@ -47,7 +48,10 @@ pub(crate) async fn reconcile(
 ) -> Result<Action, Error> {
     let topic = match &object.0 {
         Ok(topic) => topic,
-        Err(invalid) => return deletion::undecodable(&ctx, &object, &invalid.error).await,
+        Err(_) if object.meta().deletion_timestamp.is_some() => {
+            return deletion::undecodable(&ctx, &object).await;
+        }
+        Err(invalid) => return undecodable::tell::<FanoutTopic>(&ctx, &invalid.metadata).await,
     };
     if topic.metadata.deletion_timestamp.is_some() {
         let status = topic.status.as_ref();
@@ -86,9 +90,8 @@ pub(crate) async fn reconcile(
     let written = write_status(&ctx, &topic, &outcome).await;
     converged?;
     let status = written?;
-    if let Some(Err(problem)) = &outcome.log
-        && !problem.needs_human
-    {
+    // Also where a human has to mend it: in Kafka nobody tells when it is done.
+    if let Some(Err(_)) = &outcome.log {
         return Ok(ctx.retries.next(&topic));
     }
     ctx.retries.forget(&topic);
@@ -129,10 +132,15 @@ async fn write_status(
 async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> Result<(), Error> {
     let namespace = topic.namespace().unwrap_or_default();
     let name = topic.name_any();
-    let subscriptions = ctx.stores.subscriptions_of(&namespace, &name);
-    let subscriptions: Vec<&Subscription> = subscriptions
+    let all = ctx.stores.subscriptions_for(&namespace, &name);
+    let subscriptions: Vec<&Subscription> = all
         .iter()
         .filter_map(|object| object.0.as_ref().ok())
+        .collect();
+    let undecodable: BTreeSet<String> = all
+        .iter()
+        .filter(|object| object.0.is_err())
+        .filter_map(|object| object.uid())
         .collect();
     outcome.subscriptions = subscriptions.len();
 
@@ -155,20 +163,30 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
     };
     ctx.accesses
         .remember((&namespace, &name), &valid.producer.params, needed);
-    let ordered = subscriptions
-        .iter()
-        .any(|subscription| subscription.spec.delivery.ordering == Ordering::PerKey);
+    // One that can't be read may want its order, too.
+    let ordered = !undecodable.is_empty()
+        || subscriptions
+            .iter()
+            .any(|subscription| subscription.spec.delivery.ordering == Ordering::PerKey);
     let keep_order = ordered && !valid.log.allow_reorder;
     if let Some(conflict) = conflict(ctx, topic, &valid, &outcome.identity) {
         outcome.invalid = Some(conflict);
         return stop(ctx, &namespace, &name).await;
     }
-    let log = ensure::ensure(&ctx.clusters, &valid, keep_order, &mut outcome.identity).await;
-    // Now that Kafka told its ids, a rival that names the cluster by other addresses is found too.
+    let identity = &mut outcome.identity;
+    let reached = ensure::reach(&ctx.clusters, &valid, identity).await;
+    // Now that Kafka told its id, a rival that names the cluster by other addresses is found too.
     if let Some(conflict) = conflict(ctx, topic, &valid, &outcome.identity) {
         outcome.invalid = Some(conflict);
         return stop(ctx, &namespace, &name).await;
     }
+    let log = match reached {
+        Ok(cluster) => {
+            let (clusters, identity) = (&ctx.clusters, &mut outcome.identity);
+            ensure::ensure(&cluster, clusters, &valid, keep_order, identity).await
+        }
+        Err(problem) => Err(problem),
+    };
     let usable = match &log {
         Ok(_) => true,
         // Once identified, a topic needs no answer from Kafka for its workers to be configured.
@@ -180,8 +198,11 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
         return Ok(());
     }
 
-    let members = admitted(ctx, &namespace, &subscriptions);
     let live = Live::list(ctx, &namespace, &name).await?;
+    let mut members = admitted(ctx, &namespace, &subscriptions);
+    let kept = live.kept(&undecodable);
+    outcome.subscriptions += kept.len();
+    members.extend(kept);
     let desired = desired(ctx, &valid, &members, &live)?;
     apply_all(ctx, &live, &desired).await?;
     prune(ctx, &live, &desired).await?;
@@ -216,7 +237,7 @@ fn conflict(
     Some(Invalid::new(
         reason::NAME_CONFLICT,
         format!(
-            "Kafka topic {} belongs to the older FanoutTopic {rival}",
+            "spec.broker.kafka.topic.name: Kafka topic {} belongs to the older FanoutTopic {rival}; delete one of the two, or create this one anew with another name",
             valid.log.topic
         ),
     ))

@@ -2,12 +2,15 @@
 
 use crate::context::Context;
 use crate::controllers::error::Error;
-use crate::controllers::fanout_topic::members::{self, Held};
+use crate::controllers::fanout_topic::members::{self, Held, Member};
+use crate::controllers::secrets::Files;
+use fanout_contract::consumer::ConsumerConfig;
 use fanout_contract::names;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
 use kube::api::{Api, ListParams};
 use kube::{Client, ResourceExt};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The objects that carry a topic's labels. Has no `Debug`: it holds secret values.
 #[derive(Default)]
@@ -69,6 +72,40 @@ impl Live {
         self.config_maps.retain(|it| it.name_any() != worker);
         self.deployments.retain(|it| it.name_any() != worker);
         self
+    }
+
+    /// What workers have of the Subscriptions `uids`, with their files: it goes on when these can't be decoded any more.
+    pub(crate) fn kept(&self, uids: &BTreeSet<String>) -> Vec<Member> {
+        let mut kept = BTreeMap::new();
+        for config_map in &self.config_maps {
+            let text = config_map
+                .data
+                .as_ref()
+                .and_then(|data| data.get(names::CONFIG_FILE));
+            let config = text.and_then(|text| serde_yaml::from_str::<ConsumerConfig>(text).ok());
+            let worker = config_map.name_any();
+            let entries = config.into_iter().flat_map(|config| config.subscriptions);
+            for entry in entries.filter(|entry| uids.contains(&entry.uid)) {
+                // On the way from one worker to another it is in both.
+                kept.entry(entry.uid.clone()).or_insert_with(|| Member {
+                    files: self.files_of(&worker, &entry.uid),
+                    placement: worker.clone(),
+                    config: entry,
+                });
+            }
+        }
+        kept.into_values().collect()
+    }
+
+    fn files_of(&self, worker: &str, uid: &str) -> Files {
+        let prefix = names::secret_file(uid, "");
+        self.secrets
+            .iter()
+            .filter(|secret| secret.name_any() == worker)
+            .flat_map(|secret| secret.data.iter().flatten())
+            .filter(|(file, _)| file.starts_with(&prefix))
+            .map(|(file, value)| (file.clone(), value.0.clone()))
+            .collect()
     }
 
     /// A worker's Deployment.

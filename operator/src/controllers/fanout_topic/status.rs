@@ -166,9 +166,8 @@ fn log_ready(outcome: &Outcome, old: &FanoutTopicStatus) -> Finding {
 pub(super) const fn broker_reason(class: BrokerError) -> &'static str {
     match class {
         BrokerError::Unreachable => reason::BROKER_UNREACHABLE,
-        BrokerError::AuthenticationFailed | BrokerError::TlsFailed => {
-            reason::BROKER_AUTHENTICATION_FAILED
-        }
+        BrokerError::AuthenticationFailed => reason::BROKER_AUTHENTICATION_FAILED,
+        BrokerError::TlsFailed => reason::BROKER_TLS_FAILED,
         BrokerError::TopicMissing | BrokerError::PermissionDenied | BrokerError::ProduceFailed => {
             reason::BROKER_REFUSED
         }
@@ -268,6 +267,10 @@ fn ready(
             reason::SUSPENDED,
             "nothing is published; the position is kept",
         );
+    }
+    let [log, _] = needed;
+    if log.reason == reason::TOPIC_DRIFTED {
+        return Finding::yes(&log.reason, &log.message);
     }
     Finding::yes(reason::SUCCEEDED, "")
 }

@@ -1,5 +1,6 @@
 //! Turns a FanoutTopic's spec and the Secrets it refers to into what the builders need. Pure.
 
+use super::log::AUTH;
 use crate::controllers::error::Invalid;
 use crate::controllers::secrets::{Files, Lookup, Reader};
 use crate::kafka::ClusterParams;
@@ -71,6 +72,8 @@ pub(crate) struct Access {
     pub(crate) files: Files,
     /// For a client of the operator.
     pub(crate) params: ClusterParams,
+    /// Field of the spec that it is from.
+    pub(crate) path: &'static str,
 }
 
 /// Checks `topic`; `prefix` precedes the names of Kafka topics that the spec does not name.
@@ -126,7 +129,7 @@ pub(crate) fn producer(topic: &FanoutTopic, secrets: Lookup<'_>) -> Result<Acces
     access(
         broker,
         &broker.auth,
-        "spec.broker.kafka.auth",
+        AUTH,
         &topic.uid().unwrap_or_default(),
         secrets,
     )
@@ -233,7 +236,7 @@ fn source(
 fn access(
     broker: &KafkaBroker,
     auth: &KafkaAuth,
-    path: &str,
+    path: &'static str,
     uid: &str,
     secrets: Lookup<'_>,
 ) -> Result<Access, Invalid> {
@@ -290,5 +293,6 @@ fn access(
                 client_key,
             },
         },
+        path,
     })
 }

@@ -6,6 +6,7 @@ use crate::context::Context;
 use crate::controllers::conditions::{self, Finding};
 use crate::controllers::deletion::Step;
 use crate::controllers::error::Error;
+use crate::controllers::fanout_topic::log::Asked;
 use crate::controllers::fanout_topic::{kafka_access, log, members};
 use crate::controllers::reports;
 use crate::controllers::workers::Report;
@@ -73,7 +74,12 @@ async fn advance(subscription: &Subscription, ctx: &Context) -> Result<Step, Err
             format!("consumer group {group}: waiting for its last member to leave"),
         )),
         Err(error) => {
-            let problem = log::problem(error);
+            let asked = Asked {
+                auth: log::AUTH,
+                topic: "",
+                group: Some(group),
+            };
+            let problem = log::problem(error, asked);
             let message = format!("consumer group {group}: {}", problem.message);
             Step::Waiting(Finding::no(problem.reason, message))
         }

@@ -17,7 +17,7 @@ use super::error::{Class, Error};
 use super::fanout_topic::validate::ValidTopic;
 use super::fanout_topic::{self, status::Identity};
 use super::workers::Pods;
-use super::{deletion, events, reports};
+use super::{deletion, events, reports, undecodable};
 use crate::apply;
 use crate::context::{Context, safety_net};
 use crate::placement::Placeable;
@@ -45,7 +45,10 @@ pub(crate) async fn reconcile(
 ) -> Result<Action, Error> {
     let subscription = match &object.0 {
         Ok(subscription) => subscription,
-        Err(invalid) => return deletion::undecodable(&ctx, &object, &invalid.error).await,
+        Err(_) if object.meta().deletion_timestamp.is_some() => {
+            return deletion::undecodable(&ctx, &object).await;
+        }
+        Err(invalid) => return undecodable::tell::<Subscription>(&ctx, &invalid.metadata).await,
     };
     if subscription.metadata.deletion_timestamp.is_some() {
         let status = subscription.status.as_ref();
@@ -177,14 +180,21 @@ async fn converge(
     let name = subscription.spec.topic_ref.name.clone();
     let found = ctx.stores.topic(&namespace, &name);
     let problem = match &found {
-        None => "does not exist",
+        None if ctx.stores.has_topic(&namespace, &name) => {
+            // It can't be decoded: what it was goes on.
+            if !initialised(subscription, outcome) {
+                outcome.position = Some(topic_not_ready(&name));
+            }
+            return Ok(Next::Wait);
+        }
+        None => "does not exist in this namespace; create it",
         Some(topic) if topic.metadata.deletion_timestamp.is_some() => "is being deleted",
         Some(_) => "",
     };
     let Some(topic) = found.filter(|_| problem.is_empty()) else {
         outcome.position = Some(Finding::no(
             reason::TOPIC_NOT_FOUND,
-            format!("FanoutTopic {name} {problem}"),
+            format!("spec.topicRef.name: FanoutTopic {name} {problem}"),
         ));
         return Ok(Next::Wait);
     };
@@ -214,7 +224,7 @@ async fn initialise(
     topic: &FanoutTopic,
     outcome: &mut Outcome,
 ) -> Result<Next, Error> {
-    if !needs_kafka(subscription, outcome) {
+    if !needs_kafka(subscription, outcome) && !is_refused(ctx, subscription) {
         return Ok(Next::Wait);
     }
     let identity = Identity::recorded(topic);
@@ -233,9 +243,13 @@ async fn initialise(
             Ok(Next::Wait)
         }
         Err(missing) => {
+            let problem = missing.problem(&valid, &group_id);
             // What was initialised stays so while Kafka can't be asked.
             if !initialised(subscription, outcome) {
-                outcome.position = Some(missing.finding());
+                outcome.position = Some(Finding::no(problem.reason, &problem.message));
+            }
+            if problem.needs_human {
+                outcome.refused = Some(problem);
             }
             Ok(Next::Retry)
         }
@@ -244,11 +258,22 @@ async fn initialise(
 
 fn not_ready(subscription: &Subscription, outcome: &mut Outcome, topic: &FanoutTopic) {
     if !initialised(subscription, outcome) {
-        outcome.position = Some(Finding::no(
-            reason::TOPIC_NOT_READY,
-            format!("FanoutTopic {} is not ready", topic.name_any()),
-        ));
+        outcome.position = Some(topic_not_ready(&topic.name_any()));
     }
+}
+
+fn topic_not_ready(topic: &str) -> Finding {
+    Finding::no(
+        reason::TOPIC_NOT_READY,
+        format!("spec.topicRef.name: FanoutTopic {topic} is not ready; its status says why"),
+    )
+}
+
+/// True when Kafka refused the consumers' principal the group in the last round of observation. Its client tells nobody.
+fn is_refused(ctx: &Context, subscription: &Subscription) -> bool {
+    let uid = subscription.metadata.uid.as_deref().unwrap_or_default();
+    let seen = ctx.observer.subscription(uid);
+    seen.is_some_and(|seen| seen.refused)
 }
 
 /// Once initialised and served, the worker commits and would tell of a partition without an offset. Nobody commits for a
@@ -293,7 +318,8 @@ async fn position_of(
     (group_id, topic_id): (&str, &str),
     outcome: &mut Outcome,
 ) -> Result<Result<Finding, observe::Missing>, Error> {
-    let cluster = match ctx.clusters.get(&topic.producer.params).await {
+    // As the consumers' principal: what the brokers refuse a worker, they refuse here before.
+    let cluster = match ctx.clusters.get(&topic.consumer.params).await {
         Ok(cluster) => cluster,
         Err(error) => return Ok(Err(error.into())),
     };

@@ -2,7 +2,8 @@
 
 use super::position::{self, Offsets};
 use crate::controllers::conditions::Finding;
-use crate::controllers::fanout_topic::log;
+use crate::controllers::fanout_topic::log::{self, Asked, Problem};
+use crate::controllers::fanout_topic::validate::ValidTopic;
 use crate::kafka::{Cluster, CommitOutcome, KafkaError};
 use fanout_crds::condition::reason;
 use fanout_crds::subscription::{LogPosition, StartFrom};
@@ -42,17 +43,28 @@ impl From<KafkaError> for Missing {
 }
 
 impl Missing {
-    /// For the condition.
-    pub(crate) fn finding(&self) -> Finding {
+    /// For the conditions of a Subscription of `topic` with `group`.
+    pub(crate) fn problem(&self, topic: &ValidTopic, group: &str) -> Problem {
         match self {
             Self::Kafka(error) => {
-                let problem = log::problem(*error);
-                Finding::no(problem.reason, problem.message)
+                let asked = Asked {
+                    auth: topic.consumer.path,
+                    topic: &topic.log.topic,
+                    group: Some(group),
+                };
+                let problem = log::problem(*error, asked);
+                let message = format!("FanoutTopic {}: {}", topic.name, problem.message);
+                Problem { message, ..problem }
             }
-            Self::Topic => Finding::no(
-                reason::TOPIC_NOT_READY,
-                "the Kafka topic is missing or was replaced",
-            ),
+            Self::Topic => Problem {
+                reason: reason::TOPIC_NOT_READY,
+                message: format!(
+                    "spec.topicRef.name: the Kafka topic of FanoutTopic {} is missing or was replaced; its status says more",
+                    topic.name
+                ),
+                needs_human: false,
+                usable: false,
+            },
         }
     }
 }

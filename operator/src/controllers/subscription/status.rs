@@ -1,7 +1,8 @@
 //! The status of a Subscription from what one pass found. Pure; runs on success and on failure alike.
 
-use crate::controllers::conditions::{self, Finding};
+use crate::controllers::conditions::{self, Finding, Truth};
 use crate::controllers::error::Invalid;
+use crate::controllers::fanout_topic::log::Problem;
 use crate::controllers::workers::{Pods, Report};
 use fanout_contract::consumer::{
     ConsumerStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported,
@@ -21,6 +22,8 @@ use kube::ResourceExt;
 pub(crate) struct Outcome {
     /// Why the spec can't be used.
     pub(crate) invalid: Option<Invalid>,
+    /// What Kafka refuses until a human acts.
+    pub(crate) refused: Option<Problem>,
     /// Reason and message of a failure that is tried again.
     pub(crate) failure: Option<(&'static str, String)>,
     /// Consumer group, once decided.
@@ -98,13 +101,18 @@ pub(crate) fn next(
             "no worker serves it until its spec is mended",
         )
     });
-    let delivering = delivering(&reported).unwrap_or_else(|| before(DELIVERING));
-    let stalled = stalled(outcome, stopped);
+    let told = delivering(&reported);
+    let delivering = told
+        .clone()
+        .unwrap_or_else(|| idle(before(DELIVERING), &reported));
+    let trouble = trouble(&reported);
+    let stalled = stalled(outcome, stopped.or(trouble));
     let ready = ready(
         subscription,
         outcome,
         &stalled,
         [&position, &sink, &workers],
+        Outlook::new(&reported, told.as_ref(), &delivering),
     );
     let reconciling = if ready.holds() || stalled.holds() {
         Finding::no(reason::SUCCEEDED, "")
@@ -156,6 +164,34 @@ enum Seen<'a> {
     Entry(&'a Reported),
 }
 
+/// What is to be seen of delivery beside the conditions that are needed.
+#[derive(Clone, Copy, Debug)]
+struct Outlook<'a> {
+    /// A worker is kept from the log.
+    no_log: bool,
+    /// Why nothing gets through, as far as it is known now.
+    failing: Option<&'a Finding>,
+}
+
+impl<'a> Outlook<'a> {
+    fn new(reported: &[Seen<'_>], told: Option<&'a Finding>, delivering: &'a Finding) -> Self {
+        // An answer that is missing is no news: what it said before counts.
+        let seen = if is_unknown(reported) {
+            Some(delivering)
+        } else {
+            told
+        };
+        Self {
+            no_log: trouble(reported).is_some(),
+            failing: seen.filter(|finding| finding.truth == Truth::False),
+        }
+    }
+}
+
+fn is_unknown(reported: &[Seen<'_>]) -> bool {
+    reported.is_empty() || reported.contains(&Seen::Unknown)
+}
+
 fn reported<'a>(subscription: &Subscription, worker: Option<&'a Worker>) -> Vec<Seen<'a>> {
     let uid = subscription.uid().unwrap_or_default();
     worker
@@ -185,9 +221,28 @@ const fn is_sink_problem(reason: StopReason) -> bool {
     )
 }
 
+/// Reasons that keep the worker from the log.
+const fn is_log_problem(reason: StopReason) -> bool {
+    matches!(
+        reason,
+        StopReason::BrokerUnreachable
+            | StopReason::BrokerAuthenticationFailed
+            | StopReason::BrokerTlsFailed
+            | StopReason::BrokerRefused
+            | StopReason::TopicMissing
+    )
+}
+
 /// Reasons that only a human mends.
 const fn needs_human(reason: StopReason) -> bool {
-    is_sink_problem(reason) || matches!(reason, StopReason::FilterInvalid)
+    is_sink_problem(reason)
+        || matches!(
+            reason,
+            StopReason::FilterInvalid
+                | StopReason::BrokerAuthenticationFailed
+                | StopReason::BrokerTlsFailed
+                | StopReason::BrokerRefused
+        )
 }
 
 const fn stop_reason(reason: StopReason) -> &'static str {
@@ -197,7 +252,12 @@ const fn stop_reason(reason: StopReason) -> &'static str {
         StopReason::FilterInvalid => reason::FILTER_INVALID,
         StopReason::SinkInvalid => reason::SINK_INVALID,
         StopReason::PositionMissing => reason::PENDING,
-        StopReason::BrokerUnavailable => reason::BROKER_UNREACHABLE,
+        StopReason::BrokerUnreachable => reason::BROKER_UNREACHABLE,
+        StopReason::BrokerAuthenticationFailed => reason::BROKER_AUTHENTICATION_FAILED,
+        StopReason::BrokerTlsFailed => reason::BROKER_TLS_FAILED,
+        StopReason::BrokerRefused => reason::BROKER_REFUSED,
+        StopReason::TopicMissing => reason::TOPIC_NOT_READY,
+        StopReason::DeadLettersRefused => reason::DEAD_LETTERS_REFUSED,
         StopReason::DeliveryFailing => reason::DELIVERY_FAILING,
         StopReason::PrefixFull => reason::PREFIX_FULL,
     }
@@ -211,6 +271,14 @@ fn stopped<'a>(reported: &[Seen<'a>], generation: i64) -> Option<(StopReason, &'
             let reason = entry.reason.filter(|reason| needs_human(*reason))?;
             Some((reason, entry))
         })
+}
+
+/// What keeps a worker from the log, whichever generation it runs.
+fn trouble<'a>(reported: &[Seen<'a>]) -> Option<(StopReason, &'a Reported)> {
+    entries(reported).find_map(|entry| {
+        let reason = entry.reason.filter(|reason| is_log_problem(*reason))?;
+        Some((reason, entry))
+    })
 }
 
 fn sink_accepted(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
@@ -240,7 +308,7 @@ fn workers_available(
             format!("0 of {} pods are ready", worker.pods.wanted),
         );
     }
-    if reported.is_empty() || reported.contains(&Seen::Unknown) {
+    if is_unknown(reported) {
         // One answer that is missing is no news.
         return if before.holds() {
             before.clone()
@@ -269,7 +337,13 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
     let failing = entries(reported).find(|entry| {
         entry.state == SubscriptionState::Stopped
             || entry.delivering == Some(false)
-            || entry.reason == Some(StopReason::PrefixFull)
+            || entry.reason.is_some_and(|reason| {
+                is_log_problem(reason)
+                    || matches!(
+                        reason,
+                        StopReason::PrefixFull | StopReason::DeadLettersRefused
+                    )
+            })
     });
     if let Some(entry) = failing {
         let reason = entry.reason.map_or(reason::DELIVERY_FAILING, stop_reason);
@@ -283,11 +357,30 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
         .then(|| Finding::yes(reason::SUCCEEDED, ""))
 }
 
+/// What is said of delivery while nothing arrives: the same as before. Only that a worker was kept from the log is over
+/// when it is.
+fn idle(before: Finding, reported: &[Seen<'_>]) -> Finding {
+    const OF_THE_LOG: [&str; 5] = [
+        reason::BROKER_UNREACHABLE,
+        reason::BROKER_AUTHENTICATION_FAILED,
+        reason::BROKER_TLS_FAILED,
+        reason::BROKER_REFUSED,
+        reason::TOPIC_NOT_READY,
+    ];
+    if OF_THE_LOG.contains(&&*before.reason) && !is_unknown(reported) {
+        return pending();
+    }
+    before
+}
+
 fn stalled(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
     if let Some(invalid) = &outcome.invalid {
         return Finding::yes(invalid.reason, &invalid.message);
     }
-    if let Some((reason, entry)) = stopped {
+    if let Some(refused) = &outcome.refused {
+        return Finding::yes(refused.reason, &refused.message);
+    }
+    if let Some((reason, entry)) = stopped.filter(|(reason, _)| needs_human(*reason)) {
         return Finding::yes(
             stop_reason(reason),
             entry.message.clone().unwrap_or_default(),
@@ -301,6 +394,7 @@ fn ready(
     outcome: &Outcome,
     stalled: &Finding,
     needed: [&Finding; 3],
+    outlook: Outlook<'_>,
 ) -> Finding {
     if stalled.holds() {
         return Finding::no(&stalled.reason, &stalled.message);
@@ -308,7 +402,11 @@ fn ready(
     if let Some((reason, message)) = &outcome.failure {
         return Finding::no(*reason, message);
     }
-    if let Some(missing) = needed.into_iter().find(|finding| !finding.holds()) {
+    let [position, sink, workers] = needed;
+    // A worker that can't reach the log can't join its group either: the cause before what follows from it.
+    let log = outlook.failing.filter(|_| outlook.no_log);
+    let mut all = [position, sink].into_iter().chain(log).chain([workers]);
+    if let Some(missing) = all.find(|finding| !finding.holds()) {
         return Finding::no(&missing.reason, &missing.message);
     }
     if subscription.spec.suspend {
@@ -316,6 +414,10 @@ fn ready(
             reason::SUSPENDED,
             "nothing is delivered; the position is kept",
         );
+    }
+    if let Some(delivering) = outlook.failing {
+        // The workers do what they should; why nothing arrives must be seen all the same.
+        return Finding::yes(&delivering.reason, &delivering.message);
     }
     Finding::yes(reason::SUCCEEDED, "")
 }

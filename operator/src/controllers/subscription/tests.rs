@@ -4,6 +4,7 @@ use super::status::{Outcome, Progress, Worker, next};
 use super::validate::validate;
 use crate::controllers::conditions::{Finding, get};
 use crate::controllers::error::Invalid;
+use crate::controllers::fanout_topic::log::Problem;
 use crate::controllers::workers::{Pods, Report};
 use fanout_contract::consumer::{
     ConsumerStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported, Totals,
@@ -54,10 +55,8 @@ fn judge(subscription: &Subscription) -> Option<Invalid> {
 #[case::api_server("https://10.96.0.1/api", Some(reason::ADDRESS_REFUSED))]
 #[case::api_server_by_name("https://kubernetes.default.svc/api", Some(reason::ADDRESS_REFUSED))]
 #[case::loopback("http://localhost:1/", Some(reason::ADDRESS_REFUSED))]
-#[case::user_information(
-    "http://user:canary@search.example.com/",
-    Some(reason::ADDRESS_REFUSED)
-)]
+#[case::user_information("http://user:canary@search.example.com/", Some(reason::SINK_INVALID))]
+#[case::another_scheme("ftp://search.example.com/", Some(reason::SINK_INVALID))]
 fn an_address_is_judged_before_anything_is_delivered(
     #[case] url: &str,
     #[case] expected: Option<&str>,
@@ -95,7 +94,7 @@ fn a_signing_secret_without_label_is_named_with_its_index() {
     assert_eq!(invalid.reason, reason::SECRET_NOT_PERMITTED);
     assert_eq!(
         invalid.message,
-        "spec.sink.webhook.signing.secretRefs[0]: Secret s is missing or not labelled fanout.dev/credentials=true"
+        "spec.sink.webhook.signing.secretRefs[0]: Secret s is missing or not labelled fanout.dev/credentials=true; create or label it"
     );
 }
 
@@ -269,10 +268,10 @@ fn delivering_keeps_its_value_while_nothing_arrives() {
         shown(subscription.status.as_ref().unwrap(), DELIVERING),
         "False/DeliveryFailing"
     );
-    // A failing endpoint is not the worker's fault: two questions, two conditions.
+    // A failing endpoint is not the worker's fault: two questions, two conditions. The column shows why nothing arrives.
     assert_eq!(
         shown(subscription.status.as_ref().unwrap(), READY),
-        "True/Succeeded"
+        "True/DeliveryFailing"
     );
     let idle = status(&subscription, &outcome(1, vec![Some(entry(5))]));
     assert_eq!(shown(&idle, DELIVERING), "False/DeliveryFailing");
@@ -282,6 +281,59 @@ fn delivering_keeps_its_value_while_nothing_arrives() {
     };
     let again = status(&subscription, &outcome(1, vec![Some(succeeded)]));
     assert_eq!(shown(&again, DELIVERING), "True/Succeeded");
+}
+
+#[rstest]
+#[case(StopReason::BrokerUnreachable, "BrokerUnreachable", false)]
+#[case(
+    StopReason::BrokerAuthenticationFailed,
+    "BrokerAuthenticationFailed",
+    true
+)]
+#[case(StopReason::BrokerTlsFailed, "BrokerTlsFailed", true)]
+#[case(StopReason::BrokerRefused, "BrokerRefused", true)]
+#[case(StopReason::TopicMissing, "TopicNotReady", false)]
+fn a_worker_without_the_log_is_not_ready_for_that_reason_and_over_it_when_it_is_back(
+    #[case] why: StopReason,
+    #[case] reason: &str,
+    #[case] human: bool,
+) {
+    for state in [SubscriptionState::Starting, SubscriptionState::Running] {
+        let cut_off = Reported {
+            state,
+            reason: Some(why),
+            message: Some("what to do".to_owned()),
+            ..entry(5)
+        };
+        let mut subscription = subscription("");
+        let away = status(&subscription, &outcome(1, vec![Some(cut_off)]));
+        assert_eq!(shown(&away, READY), format!("False/{reason}"));
+        assert_eq!(shown(&away, DELIVERING), format!("False/{reason}"));
+        assert_eq!(shown(&away, STALLED).starts_with("True"), human);
+        assert_eq!(get(&away.conditions, READY).unwrap().message, "what to do");
+        subscription.status = Some(away);
+        let back = status(&subscription, &outcome(1, vec![Some(entry(5))]));
+        assert_eq!(shown(&back, READY), "True/Succeeded");
+        assert_eq!(shown(&back, DELIVERING), "Unknown/Pending");
+        assert_eq!(shown(&back, STALLED), "False/Succeeded");
+    }
+}
+
+#[test]
+fn what_kafka_refuses_the_operator_in_the_consumers_name_stalls() {
+    let refused = Outcome {
+        refused: Some(Problem {
+            reason: reason::BROKER_REFUSED,
+            message: "what to do".to_owned(),
+            needs_human: true,
+            usable: false,
+        }),
+        ..outcome(1, vec![Some(entry(5))])
+    };
+    let status = status(&subscription(""), &refused);
+    assert_eq!(shown(&status, STALLED), "True/BrokerRefused");
+    assert_eq!(shown(&status, READY), "False/BrokerRefused");
+    assert_eq!(shown(&status, POSITION_INITIALIZED), "True/Succeeded");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use fanout_crds::Subscription;
 use fanout_crds::condition::reason;
 use fanout_crds::reference::SecretKeyRef;
 use fanout_crds::subscription::{Delivery, Ordering, Sink, WebhookSink};
-use fanout_runtime::guard::Guard;
+use fanout_runtime::guard::{Guard, Refused};
 use kube::ResourceExt;
 
 /// A Subscription that can be served. Has no `Debug`: it holds secret values.
@@ -33,7 +33,10 @@ pub(crate) fn validate(
     let spec = &subscription.spec;
     if let Some(filter) = &spec.filter {
         filters::check(filter).map_err(|error| {
-            Invalid::new(reason::FILTER_INVALID, format!("spec.filter: {error}"))
+            Invalid::new(
+                reason::FILTER_INVALID,
+                format!("spec.filter: {error}; correct it"),
+            )
         })?;
     }
     let mut reader = Reader::new(secrets, &uid);
@@ -92,9 +95,22 @@ fn webhook_config(
     guard: &Guard,
 ) -> Result<WebhookConfig, Invalid> {
     guard.check_url(&webhook.url).map_err(|refused| {
+        let (reason, advice) = match refused {
+            Refused::Private => (
+                reason::ADDRESS_REFUSED,
+                "use a public address, or ask the platform team to admit its range",
+            ),
+            Refused::Always | Refused::HostName => (
+                reason::ADDRESS_REFUSED,
+                "name the endpoint by another address",
+            ),
+            Refused::NotAUrl | Refused::Scheme | Refused::UserInfo | Refused::Port => {
+                (reason::SINK_INVALID, "correct it")
+            }
+        };
         Invalid::new(
-            reason::ADDRESS_REFUSED,
-            format!("spec.sink.webhook.url: {refused}"),
+            reason,
+            format!("spec.sink.webhook.url: {refused}; {advice}"),
         )
     })?;
     let references = webhook

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kafka::{ClusterParams, ErrorClass, Watermarks};
+use crate::observer::log::TopicState;
 use crate::observer::target::{Log, SubscriptionTarget, WorkerKind};
 use fanout_contract::consumer::{
     ConsumerStatus, PartitionStatus, SubscriptionState, SubscriptionStatus, Totals,
@@ -34,12 +35,10 @@ fn topic(shown: Shown) -> TopicTarget {
         name: "posts".to_owned(),
         relay: "posts-relay".to_owned(),
         log: Some(Log {
-            params: ClusterParams {
-                bootstrap_servers: "k:9092".to_owned(),
-                mechanism: Mechanism::None,
-                credentials: KafkaCredentials::default(),
-            },
+            params: params(),
+            consumer: params(),
             topic: "ns.posts".to_owned(),
+            settings: Vec::new(),
         }),
         shown: Shown::default(),
         subscriptions: vec![SubscriptionTarget {
@@ -48,6 +47,14 @@ fn topic(shown: Shown) -> TopicTarget {
             group_id: "ns.search".to_owned(),
             shown,
         }],
+    }
+}
+
+fn params() -> ClusterParams {
+    ClusterParams {
+        bootstrap_servers: "k:9092".to_owned(),
+        mechanism: Mechanism::None,
+        credentials: KafkaCredentials::default(),
     }
 }
 
@@ -93,6 +100,8 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
 
 fn reading(end: i64, committed: Option<i64>) -> Reading {
     Reading {
+        topic: TopicState::default(),
+        refused: BTreeSet::new(),
         marks: BTreeMap::from([(0, Watermarks { start: 0, end })]),
         committed: committed
             .map(|offset| ("s".to_owned(), BTreeMap::from([(0, offset)])))
@@ -210,6 +219,47 @@ fn another_error_class_and_other_partitions_are_news_for_the_topic_and_its_subsc
 }
 
 #[test]
+fn what_a_human_changes_in_kafka_is_news_once() {
+    let mut fixture = Fixture::new();
+    let with = |setting: &str| {
+        let mut reading = reading(10, Some(4));
+        let settings = &mut reading.topic.settings;
+        settings.insert("retention.ms".to_owned(), setting.to_owned());
+        reading
+    };
+    fixture.state.read("t", Ok(with("5")), fixture.start);
+    let same = fixture.state.read("t", Ok(with("5")), fixture.at(5));
+    assert!(same.is_empty(), "{same:?}");
+    let drifted = fixture.state.read("t", Ok(with("6")), fixture.at(10));
+    assert_eq!(names(&drifted), ["posts", "search"]);
+    // It was away in between; then it is another topic.
+    fixture.state.read("t", Err(REFUSED), fixture.at(15));
+    fixture.state.read("t", Ok(with("6")), fixture.at(20));
+    let mut replaced = with("6");
+    replaced.topic.id = Some("another".to_owned());
+    let replaced = fixture.state.read("t", Ok(replaced), fixture.at(25));
+    assert_eq!(names(&replaced), ["posts", "search"]);
+}
+
+#[test]
+fn a_group_that_is_refused_is_news_for_its_subscription_alone() {
+    let mut fixture = Fixture::new();
+    fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.start);
+    let mut refused = reading(10, None);
+    refused.refused.insert("s".to_owned());
+    let news = fixture.state.read("t", Ok(refused), fixture.at(5));
+    assert_eq!(names(&news), ["search"]);
+    assert!(fixture.state.subscription("s").unwrap().refused);
+    let back = fixture
+        .state
+        .read("t", Ok(reading(10, Some(4))), fixture.at(10));
+    assert_eq!(names(&back), ["search"]);
+    assert!(!fixture.state.subscription("s").unwrap().refused);
+}
+
+#[test]
 fn a_log_that_fails_is_asked_less_often_and_at_once_after_it_worked() {
     let mut fixture = Fixture::new();
     let due = |fixture: &mut Fixture, at: u64| {
@@ -227,12 +277,12 @@ fn a_log_that_fails_is_asked_less_often_and_at_once_after_it_worked() {
     for at in [20, 40, 80, 160, 320] {
         fixture.state.read("t", Err(REFUSED), fixture.at(at));
     }
-    assert!(!due(&mut fixture, 345));
-    assert!(due(&mut fixture, 381), "but at least once a minute");
+    assert!(!due(&mut fixture, 329));
+    assert!(due(&mut fixture, 341), "but at least every 20 seconds");
     fixture
         .state
-        .read("t", Ok(reading(1, Some(1))), fixture.at(382));
-    assert!(due(&mut fixture, 386));
+        .read("t", Ok(reading(1, Some(1))), fixture.at(342));
+    assert!(due(&mut fixture, 346));
 }
 
 #[test]

@@ -215,21 +215,24 @@ impl<'a> Tools<'a> {
             .await;
         relay.report(&RelayStatus {
             source_error: Some(Problem {
-                class: SourceError::AuthenticationFailed,
+                class: SourceError::SourceAuthenticationFailed,
                 message: "the password is refused".to_owned(),
             }),
             ..working
         });
-        wait(STALLED, "True/AuthenticationFailed").await;
-        self.topic("posts", ["Failed", "Degraded", "AuthenticationFailed: "])
-            .await;
+        wait(STALLED, "True/SourceAuthenticationFailed").await;
+        self.topic(
+            "posts",
+            ["Failed", "Degraded", "SourceAuthenticationFailed: "],
+        )
+        .await;
         let suspend = json!({"spec": {"suspend": true}});
         cluster
             .api::<FanoutTopic>(namespace)
             .patch("posts", &PatchParams::default(), &Patch::Merge(&suspend))
             .await
             .unwrap();
-        wait(STALLED, "True/AuthenticationFailed").await;
+        wait(STALLED, "True/SourceAuthenticationFailed").await;
         relay.relay(cluster).await;
         wait(READY, "True/Suspended").await;
         self.topic("posts", ["Current", "Suspended", "Suspended: "])

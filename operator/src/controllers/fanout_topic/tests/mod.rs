@@ -288,7 +288,7 @@ fn a_missing_secret_and_one_without_label_look_the_same() {
     assert_eq!(invalid.reason, reason::SECRET_NOT_PERMITTED);
     assert_eq!(
         invalid.message,
-        "spec.source.postgres.urlSecretRef: Secret db is missing or not labelled fanout.dev/credentials=true"
+        "spec.source.postgres.urlSecretRef: Secret db is missing or not labelled fanout.dev/credentials=true; create or label it"
     );
 }
 
@@ -301,7 +301,7 @@ fn a_missing_key_is_named_with_its_field() {
     assert_eq!(invalid.reason, reason::SECRET_KEY_MISSING);
     assert_eq!(
         invalid.message,
-        "spec.source.postgres.urlSecretRef: Secret db has no key uri, or it is empty"
+        "spec.source.postgres.urlSecretRef: Secret db has no key uri, or it is empty; add it, or name another"
     );
 }
 

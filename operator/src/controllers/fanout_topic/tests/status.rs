@@ -105,10 +105,14 @@ fn suspended_is_ready_for_that_reason() {
 }
 
 #[rstest]
-#[case(SourceError::AuthenticationFailed, "AuthenticationFailed", true)]
+#[case(
+    SourceError::SourceAuthenticationFailed,
+    "SourceAuthenticationFailed",
+    true
+)]
 #[case(SourceError::SourceChanged, "SourceChanged", true)]
-#[case(SourceError::Unreachable, "Unreachable", false)]
-#[case(SourceError::ReadOnly, "ReadOnly", false)]
+#[case(SourceError::SourceUnreachable, "SourceUnreachable", false)]
+#[case(SourceError::SourceReadOnly, "SourceReadOnly", false)]
 fn what_a_relay_says_of_the_source_is_the_reason(
     #[case] class: SourceError,
     #[case] reason: &str,
@@ -135,6 +139,7 @@ fn what_a_relay_says_of_the_source_is_the_reason(
 #[rstest]
 #[case(BrokerError::Unreachable, "BrokerUnreachable", false)]
 #[case(BrokerError::AuthenticationFailed, "BrokerAuthenticationFailed", true)]
+#[case(BrokerError::TlsFailed, "BrokerTlsFailed", true)]
 #[case(BrokerError::PermissionDenied, "BrokerRefused", true)]
 fn what_a_relay_says_of_the_broker_is_the_logs(
     #[case] class: BrokerError,
@@ -174,7 +179,8 @@ fn a_drifted_topic_is_ready_and_says_so() {
     }));
     let status = status(&topic(), &drifted);
     assert_eq!(shown(&status, LOG_READY), "True/TopicDrifted");
-    assert_eq!(shown(&status, READY), "True/Succeeded");
+    assert_eq!(shown(&status, READY), "True/TopicDrifted");
+    assert_eq!(shown(&status, STALLED), "False/Succeeded");
 }
 
 #[rstest]
