@@ -420,6 +420,24 @@ impl Scene<'_> {
         .await;
         let kept: Subscription = self.cluster.get(self.namespace, "undead").await.unwrap();
         assert_eq!(kept.finalizers(), ["example.com/never"]);
+        // The operator's own finalizer means nothing without the policy that goes with it.
+        let mut object: Value =
+            serde_yaml::from_str(&subscription("borrowed", "posts", "")).unwrap();
+        object["metadata"]["finalizers"] = json!([names::CLEANUP_FINALIZER]);
+        self.create(&object.to_string()).await.unwrap();
+        in_pool(self.cluster, self.namespace, "borrowed").await;
+        let deleted = self
+            .own()
+            .delete("borrowed", &DeleteParams::default())
+            .await;
+        deleted.unwrap();
+        eventually(LIMIT, "it goes", async || {
+            match self.own().get_opt("borrowed").await {
+                Ok(None) => Ok(()),
+                found => Err(format!("{found:?}")),
+            }
+        })
+        .await;
         let freed = json!({"metadata": {"finalizers": null}});
         self.own()
             .patch("undead", &PatchParams::default(), &Patch::Merge(&freed))
