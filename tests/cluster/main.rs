@@ -134,7 +134,9 @@ async fn the_product_is_installed_used_changed_and_removed() {
 
     // Deleted objects take their workers with them, the namespace goes, and so does the release.
     system.delete("subscriptions.fanout.dev", "posts");
-    system.delete("subscriptions.fanout.dev", "everything");
+    system
+        .delete_thoroughly("subscriptions.fanout.dev", "everything")
+        .await;
     eventually(
         SOON,
         "no consumer is left without a Subscription",
@@ -142,7 +144,10 @@ async fn the_product_is_installed_used_changed_and_removed() {
     )
     .await;
     system.step("the Subscriptions are deleted, and their worker");
-    system.delete("fanouttopics.fanout.dev", "posts");
+    system
+        .delete_thoroughly("fanouttopics.fanout.dev", "posts")
+        .await;
+    assert_eq!(system.left_behind(), (String::new(), String::new()));
     eventually(SOON, "nothing of the FanoutTopic is left", async || {
         system.nothing_labelled("fanout.dev/topic=posts")
     })

@@ -1,6 +1,7 @@
 //! What the test does with the product: objects, events, and what it sees of both.
 
 use super::{DATABASE, System};
+use crate::SOON;
 use crate::node;
 use fanout_contract::consumer::{ConsumerConfig, ConsumerStatus};
 use fanout_tests::eventually;
@@ -67,6 +68,31 @@ impl System {
 
     pub(crate) fn delete(&self, kind: &str, name: &str) {
         self.kubectl(&["delete", kind, name, "--timeout=300s"]);
+    }
+
+    /// Deletes an object with `deletionPolicy: Delete`.
+    pub(crate) async fn delete_thoroughly(&self, kind: &str, name: &str) {
+        let policy = r#"{"spec": {"deletionPolicy": "Delete"}}"#;
+        self.kubectl(&["patch", kind, name, "--type=merge", "--patch", policy]);
+        eventually(SOON, "the operator will clean up", async || {
+            let finalizers = "--output=jsonpath={.metadata.finalizers}";
+            let found = self.kubectl(&["get", kind, name, finalizers]);
+            if found.contains("fanout.dev/cleanup") {
+                Ok(())
+            } else {
+                Err(found)
+            }
+        })
+        .await;
+        self.delete(kind, name);
+    }
+
+    /// What deletions with `deletionPolicy: Delete` left: positions in the database, and events that say that something stays.
+    pub(crate) fn left_behind(&self) -> (String, String) {
+        let positions = self.sql(DATABASE, "select topic from fanout.topics");
+        let incomplete = "--field-selector=reason=CleanupIncomplete";
+        let events = self.kubectl(&["get", "events", incomplete, "--output=name"]);
+        (positions.trim().to_owned(), events.trim().to_owned())
     }
 
     pub(crate) async fn wait_ready(&self, name: &str, limit: Duration) {
