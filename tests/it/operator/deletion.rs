@@ -189,13 +189,12 @@ async fn run(cases: Vec<Case>) {
 
 /// Deletes all places side by side, waits until each is gone, and looks at what is left.
 async fn delete_all(world: &World, places: &[&Place]) {
-    let mark = world.cluster.server.mark();
     let seen: Vec<Seen> = join_all(places.iter().map(|place| place.delete(world))).await;
-    for (place, seen) in places.iter().zip(seen) {
-        place.check(world, &seen).await;
+    for (place, seen) in places.iter().zip(&seen) {
+        place.check(world, seen).await;
         let created: Vec<_> = world
             .cluster
-            .operator_writes(mark, &place.namespace)
+            .operator_writes(seen.mark, &place.namespace)
             .into_iter()
             .filter(|write| {
                 let event = write.resource == "events.events.k8s.io";

@@ -37,6 +37,8 @@ struct Recorded {
 
 /// What is known after the deletion.
 pub(super) struct Seen {
+    /// When the first object, or the namespace, was deleted.
+    pub(super) mark: usize,
     /// Reasons of the events on what was deleted, by object.
     incomplete: Vec<String>,
 }
@@ -112,6 +114,7 @@ impl Place {
     /// Deletes everything in the order of the case, and waits until it is gone.
     pub(super) async fn delete(&self, world: &World) -> Seen {
         let cluster = &world.cluster;
+        let mut mark = cluster.server.mark();
         let api_topic = || self.end::<FanoutTopic>(cluster, "posts");
         let api_subscription = || self.end::<Subscription>(cluster, "all");
         match self.case.order {
@@ -137,6 +140,8 @@ impl Place {
                     .delete(&self.namespace, &DeleteParams::default())
                     .await
                     .unwrap();
+                // What was written before is allowed.
+                mark = cluster.server.mark();
             }
         }
         if self.is_stuck() {
@@ -144,6 +149,7 @@ impl Place {
         }
         self.until_gone(cluster).await;
         Seen {
+            mark,
             incomplete: incomplete(cluster, &self.namespace).await,
         }
     }
