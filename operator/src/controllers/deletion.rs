@@ -185,13 +185,13 @@ mod tests {
             deletion_timestamp: deleted.map(|second| Time(at(second))),
             ..ObjectMeta::default()
         };
-        let found = left(&meta, Duration::from_secs(300), at(now));
+        let found = left(&meta, Duration::from_mins(5), at(now));
         assert_eq!(found, expected.map(Duration::from_secs));
     }
 
     #[test]
     fn what_it_waited_for_is_what_stays() {
-        let deadline = Duration::from_secs(300);
+        let deadline = Duration::from_mins(5);
         let conditions = conditions::deleting(
             &[],
             1,

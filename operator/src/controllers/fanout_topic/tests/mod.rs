@@ -126,7 +126,7 @@ fn member(name: &str, placement: &str) -> Member {
 
 fn settings() -> Settings {
     Settings {
-        deletion_deadline: std::time::Duration::from_secs(300),
+        deletion_deadline: std::time::Duration::from_mins(5),
         worker_image: "registry/fanout:1".to_owned(),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         kafka_prefix: String::new(),
