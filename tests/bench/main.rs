@@ -5,7 +5,7 @@
 //!
 //! `objects`: the operator with 1,000 Subscriptions on 20 FanoutTopics: time to Ready, restarts, memory, writes.
 //!
-//! A number after the name stands for the number of rows or Subscriptions.
+//! A number after the name stands for the number of rows or Subscriptions, a second one for the seconds to be idle.
 #![allow(
     clippy::panic,
     clippy::unwrap_used,
@@ -17,10 +17,14 @@ mod bare;
 mod objects;
 mod relay;
 
+use std::time::Duration;
+
 /// Rows in the table, unless told otherwise.
 const ROWS: usize = 1_000_000;
 /// Subscriptions, unless told otherwise.
 const SUBSCRIPTIONS: usize = 1_000;
+/// So long nothing may be written, unless told otherwise.
+const IDLE: Duration = Duration::from_mins(10);
 
 #[tokio::main]
 async fn main() {
@@ -32,7 +36,8 @@ async fn main() {
         .collect();
     let (numbers, names): (Vec<&String>, Vec<&String>) =
         words.iter().partition(|word| word.parse::<usize>().is_ok());
-    let number = numbers.first().and_then(|number| number.parse().ok());
+    let mut numbers = numbers.iter().filter_map(|number| number.parse().ok());
+    let (number, seconds) = (numbers.next(), numbers.next());
     let wanted = |name: &str| names.is_empty() || names.iter().any(|word| *word == name);
     for name in &names {
         assert!(
@@ -44,7 +49,8 @@ async fn main() {
         relay(number.unwrap_or(ROWS)).await;
     }
     if wanted("objects") {
-        objects::run(number.unwrap_or(SUBSCRIPTIONS)).await;
+        let idle = seconds.map_or(IDLE, |seconds| Duration::from_secs(seconds as u64));
+        objects::run(number.unwrap_or(SUBSCRIPTIONS), idle).await;
     }
 }
 

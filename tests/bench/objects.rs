@@ -7,15 +7,13 @@ use std::time::{Duration, Instant};
 
 /// Far more than anything here takes.
 const LIMIT: Duration = Duration::from_mins(10);
-/// So long nothing may be written.
-const IDLE: Duration = Duration::from_mins(10);
 /// So long every depth grows.
 const CHANGING: Duration = Duration::from_mins(1);
 /// So long without a write is settled.
 const QUIET: Duration = Duration::from_secs(8);
 
-/// Measures `subscriptions` Subscriptions on 20 FanoutTopics, and prints a table.
-pub(crate) async fn run(subscriptions: usize) {
+/// Measures `subscriptions` Subscriptions on 20 FanoutTopics, and prints a table; for the time `nothing` none changes.
+pub(crate) async fn run(subscriptions: usize, nothing: Duration) {
     let plan = Plan {
         topics: 20,
         subscriptions: subscriptions.div_ceil(20),
@@ -25,7 +23,7 @@ pub(crate) async fn run(subscriptions: usize) {
     let operator = OperatorProcess::start(&objects.server, "first").await;
 
     let operator = created(&objects, operator, &mut table).await;
-    idle(&objects, &operator, &mut table).await;
+    idle(&objects, &operator, nothing, &mut table).await;
     one_changed(&objects, &operator, &mut table).await;
     let operator = restarted(&objects, operator, &mut table).await;
     let operator = all_changed(&objects, operator, &mut table).await;
@@ -97,23 +95,23 @@ async fn created(
 }
 
 /// Nothing changes.
-async fn idle(objects: &Objects, operator: &OperatorProcess, table: &mut Table) {
+async fn idle(objects: &Objects, operator: &OperatorProcess, time: Duration, table: &mut Table) {
     let (mark, before) = (objects.server.mark(), operator.usage().unwrap());
-    tokio::time::sleep(IDLE).await;
+    tokio::time::sleep(time).await;
     let after = operator.usage().unwrap();
     let writes = objects.writes(mark);
     let (lease, others): (Vec<Write>, Vec<Write>) = writes
         .into_iter()
         .partition(|write| write.resource == "leases.coordination.k8s.io");
     table.row(
-        &format!("writes in {} idle: Lease, others", seconds(IDLE)),
+        &format!("writes in {} idle: Lease, others", seconds(time)),
         format!("{}, {}", lease.len(), others.len()),
         "none but the Lease",
     );
     for write in &others {
         println!("  {write:?}");
     }
-    let share = (after.processor - before.processor).as_secs_f64() / IDLE.as_secs_f64();
+    let share = (after.processor - before.processor).as_secs_f64() / time.as_secs_f64();
     table.row(
         "processor while idle",
         format!("{:.1} % of a core", share * 100.0),
