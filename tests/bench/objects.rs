@@ -111,7 +111,11 @@ async fn idle(objects: &Objects, operator: &OperatorProcess, time: Duration, tab
     for write in &others {
         println!("  {write:?}");
     }
-    let share = (after.processor - before.processor).as_secs_f64() / time.as_secs_f64();
+    let share = after
+        .processor
+        .saturating_sub(before.processor)
+        .as_secs_f64()
+        / time.as_secs_f64();
     table.row(
         "processor while idle",
         format!("{:.1} % of a core", share * 100.0),

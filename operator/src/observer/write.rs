@@ -137,8 +137,10 @@ impl AtZero {
     }
 }
 
-/// Writes that numbers may cause per second, over all objects.
-const PER_SECOND: usize = 5;
+/// Writes that numbers may cause within [`SPAN`], over all objects.
+const AT_MOST: usize = 5;
+/// A second, and what a request may take longer than another: the API server sees no more than five a second.
+const SPAN: Duration = Duration::from_millis(1_500);
 /// A write that has waited for this long counts as twice as far off: the largest come first, and none waits for ever.
 const DOUBLED_AFTER: Duration = Duration::from_secs(10);
 /// A granted write that nobody did is offered again after this time; one that was done shows in the watch caches by then.
@@ -171,7 +173,7 @@ impl Scheduler {
         let recent = self
             .granted
             .iter()
-            .filter(|(at, _)| now.duration_since(*at) < Duration::from_secs(1))
+            .filter(|(at, _)| now.duration_since(*at) < SPAN)
             .count();
         let mut ordered: Vec<(f64, &String)> = due
             .iter()
@@ -186,7 +188,7 @@ impl Scheduler {
         ordered.sort_by(|one, two| two.0.total_cmp(&one.0).then_with(|| one.1.cmp(two.1)));
         let chosen: Vec<String> = ordered
             .into_iter()
-            .take(PER_SECOND.saturating_sub(recent))
+            .take(AT_MOST.saturating_sub(recent))
             .map(|(_, uid)| uid.clone())
             .collect();
         self.waiting = waiting;
@@ -205,11 +207,11 @@ pub(super) struct Gate(VecDeque<Instant>);
 impl Gate {
     /// True when one more write may be made at `now`; it counts from then on.
     pub(super) fn admit(&mut self, now: Instant) -> bool {
-        let passed = |at: &Instant| now.duration_since(*at) >= Duration::from_secs(1);
+        let passed = |at: &Instant| now.duration_since(*at) >= SPAN;
         while self.0.front().is_some_and(passed) {
             self.0.pop_front();
         }
-        let admitted = self.0.len() < PER_SECOND;
+        let admitted = self.0.len() < AT_MOST;
         if admitted {
             self.0.push_back(now);
         }

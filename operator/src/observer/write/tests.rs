@@ -141,7 +141,7 @@ fn due<const N: usize>(of: [(&str, f64); N]) -> Vec<(String, f64)> {
 }
 
 #[test]
-fn the_largest_drift_comes_first_and_five_a_second_at_most() {
+fn the_largest_drift_comes_first_and_five_at_a_time_at_most() {
     let mut scheduler = Scheduler::default();
     let all = due([
         ("a", 1.0),
@@ -156,13 +156,10 @@ fn the_largest_drift_comes_first_and_five_a_second_at_most() {
     assert_eq!(scheduler.grant(start, &all), ["b", "g", "d", "f", "e"]);
     assert!(
         scheduler
-            .grant(start + Duration::from_millis(900), &all)
+            .grant(start + SPAN - Duration::from_millis(1), &all)
             .is_empty()
     );
-    assert_eq!(
-        scheduler.grant(start + Duration::from_secs(1), &all),
-        ["c", "a"]
-    );
+    assert_eq!(scheduler.grant(start + SPAN, &all), ["c", "a"]);
     // Granted ones that are still off were not written.
     assert_eq!(
         scheduler.grant(start + AGAIN_AFTER, &due([("a", 1.0), ("b", 9.0)])),
@@ -174,7 +171,7 @@ fn the_largest_drift_comes_first_and_five_a_second_at_most() {
 fn a_small_drift_beside_endless_large_ones_gets_its_turn() {
     let mut scheduler = Scheduler::default();
     let start = Instant::now();
-    let granted = (0..100).any(|second| {
+    let granted = (0..200).any(|second| {
         let mut all: Vec<_> = (0..50)
             .map(|number| (format!("large-{number}"), 3.0))
             .collect();
@@ -187,16 +184,16 @@ fn a_small_drift_beside_endless_large_ones_gets_its_turn() {
 }
 
 #[test]
-fn the_gate_lets_five_a_second_through_whenever_they_were_granted() {
+fn the_gate_lets_five_at_a_time_through_whenever_they_were_granted() {
     let mut gate = Gate::default();
     let start = Instant::now();
     let at = |milliseconds| start + Duration::from_millis(milliseconds);
     // Five that are late, and the next five in time.
-    let admitted: Vec<u64> = [600, 610, 620, 630, 640, 1_000, 1_005, 1_605, 1_606, 1_611]
+    let admitted: Vec<u64> = [600, 610, 620, 630, 640, 1_500, 1_505, 2_105, 2_106, 2_111]
         .into_iter()
         .filter(|milliseconds| gate.admit(at(*milliseconds)))
         .collect();
-    assert_eq!(admitted, [600, 610, 620, 630, 640, 1_605, 1_611]);
+    assert_eq!(admitted, [600, 610, 620, 630, 640, 2_105, 2_111]);
 }
 
 proptest! {
@@ -217,7 +214,7 @@ proptest! {
             }
             granted.extend(chosen.iter().map(|_| now));
             let recent = granted.iter().filter(|at| now.duration_since(**at) < Duration::from_secs(1)).count();
-            prop_assert!(recent <= PER_SECOND, "{recent}");
+            prop_assert!(recent <= AT_MOST, "{recent}");
         }
     }
 
