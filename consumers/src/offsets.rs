@@ -93,6 +93,22 @@ impl Offsets {
         }
     }
 
+    /// Retention has removed everything before `start`. Returns how many offsets of it were not finished.
+    pub(crate) fn expire(&mut self, start: i64) -> i64 {
+        let from = self.position;
+        if start <= from {
+            return 0;
+        }
+        let finished = self.finished.range(from..start).count();
+        self.reach(start);
+        start - from - i64::try_from(finished).unwrap_or(i64::MAX)
+    }
+
+    /// Is everything that was seen finished?
+    pub(crate) fn is_done(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// An event that was seen is delivered, filtered out or dead-lettered.
     pub(crate) fn finish(&mut self, offset: i64) {
         let before = self.prefix();

@@ -7,6 +7,7 @@
 //! takes nothing from the client, which holds at most a few records of each partition ready.
 
 mod assignment;
+mod begin;
 mod delivery;
 mod report;
 mod session;
@@ -19,7 +20,7 @@ use fanout_contract::consumer::{SubscriptionStatus, Totals};
 use fanout_runtime::backoff::Backoff;
 use report::Rate;
 use session::{Ended, Session};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,6 +29,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Wait before a consumer that failed is started anew.
 const RESTART: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// What retention removed is reported for so long.
+const EXPIRED_SHOWN: Duration = Duration::from_hours(24);
 
 /// What all subscriptions of a worker share.
 pub(crate) struct Worker {
@@ -100,6 +104,10 @@ pub(crate) struct Subscription {
     broker: Broker,
     /// Partitions whose position the log does not have.
     out_of_range: BTreeSet<i32>,
+    /// Those of them that a human lets begin anew.
+    anew: BTreeSet<i32>,
+    /// Offsets by partition that retention removed unread, and when that was last noticed.
+    expired: BTreeMap<i32, (i64, Instant)>,
 }
 
 /// What is known of the log.
@@ -161,7 +169,21 @@ impl Subscription {
             endpoint: Endpoint::default(),
             broker: Broker::default(),
             out_of_range: BTreeSet::new(),
+            anew: BTreeSet::new(),
+            expired: BTreeMap::new(),
         }
+    }
+
+    /// Notes what retention took from a partition.
+    fn expired(&mut self, partition: i32, offsets: i64, now: Instant) {
+        self.series.expired(offsets);
+        self.totals.expired += offsets.unsigned_abs();
+        let (sum, last) = self.expired.entry(partition).or_insert((0, now));
+        if now.duration_since(*last) >= EXPIRED_SHOWN {
+            *sum = 0;
+        }
+        *sum = sum.saturating_add(offsets);
+        *last = now;
     }
 
     /// Runs until `stop`: then what is under way is finished, its offsets are committed and the group is left.
@@ -241,7 +263,11 @@ impl Subscription {
             (Ok(former), Ok(new)) => Arc::ptr_eq(former, new),
             _ => false,
         };
-        if !same_sink || former.config.resume != self.settings.config.resume {
+        let resumed = former.config.resume != self.settings.config.resume;
+        if resumed {
+            self.anew.clone_from(&self.out_of_range);
+        }
+        if !same_sink || resumed {
             self.endpoint = Endpoint {
                 delivering: self.endpoint.delivering,
                 failure: self.endpoint.failure.take(),

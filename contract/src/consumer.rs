@@ -216,6 +216,8 @@ pub enum StopReason {
     SinkInvalid,
     /// A partition has neither a committed offset nor a start offset.
     PositionMissing,
+    /// A partition's log ends before the committed offset.
+    PositionOutOfRange,
     /// No broker answers.
     #[serde(alias = "BrokerUnavailable")]
     BrokerUnreachable,
@@ -245,6 +247,9 @@ pub struct PartitionStatus {
     pub committed: Option<i64>,
     /// Kafka timestamp of the first uncommitted record this worker knows, RFC 3339.
     pub oldest_event_time: Option<String>,
+    /// Offsets that retention removed before they were read, as long as the last loss is less than a day ago.
+    #[serde(default)]
+    pub expired: i64,
 }
 
 /// Counters since the process started.
@@ -261,6 +266,8 @@ pub struct Totals {
     pub filter_errors: u64,
     /// Events given to the dead letter topic.
     pub dead_lettered: u64,
+    /// Offsets that retention removed before they were read.
+    pub expired: u64,
 }
 
 #[cfg(test)]

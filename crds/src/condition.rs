@@ -65,6 +65,9 @@ conditions! {
     WORKERS_AVAILABLE = "WorkersAvailable", Normal, ["Subscription"];
     /// The last deliveries succeeded. Keeps its value while nothing arrives.
     DELIVERING = "Delivering", Normal, ["Subscription"];
+    /// Retention removed records before they were delivered. Stays for a day; delivery goes on with the first record that
+    /// is left.
+    RECORDS_EXPIRED = "RecordsExpired", Abnormal, ["Subscription"];
 }
 
 /// Polarity of the condition `name`; `None` where there is no such condition.

@@ -257,7 +257,8 @@ pub struct SubscriptionStatus {
     #[schemars(range(min = -1, max = 9_007_199_254_740_991_i64))]
     pub observed_generation: Option<i64>,
     /// Conditions. Normal when True: Ready, PositionInitialized, SinkAccepted, WorkersAvailable, Delivering (keeps its
-    /// value while nothing arrives). Abnormal when True: Reconciling, Stalled (only a human can mend it).
+    /// value while nothing arrives). Abnormal when True: Reconciling, Stalled (only a human can mend it), RecordsExpired
+    /// (retention removed records unread).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schema::conditions")]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
@@ -270,12 +271,18 @@ pub struct SubscriptionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 249))]
     pub group_id: Option<String>,
-    /// Start offsets, and the last known position while no worker serves the Subscription. Kafka's committed offsets
-    /// come first; a partition without one starts here.
+    /// Start offsets, and the committed offsets as last saved: when no worker serves the Subscription, when the status is
+    /// written for another reason, and at most every 15 minutes while they move. Kafka's committed offsets come first; a
+    /// partition whose offset Kafka has forgotten goes on from here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 4096))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["partition".into()]))]
     pub positions: Vec<Position>,
+    /// Id of the Kafka topic that the positions belong to. In another topic of the same name they mean nothing: all of it is
+    /// delivered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub topic_id: Option<String>,
     /// Log records not yet completed, counted before the filter. Written when it moved by at least 10 % and at least
     /// 100, or to or from 0; metrics are live. Absent: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,13 +1,16 @@
 //! Tells the observer what there is to look at, from the watch caches.
 
+use crate::controllers::conditions;
 use crate::controllers::fanout_topic::status::Identity;
 use crate::controllers::fanout_topic::validate::validate;
+use crate::controllers::subscription::position;
 use crate::observer::{
     Log, Shown, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
 };
 use crate::settings::Settings;
 use crate::stores::{GuardedSubscription, Stores, is_live, is_ready};
 use fanout_contract::names;
+use fanout_crds::condition::WORKERS_AVAILABLE;
 use fanout_crds::{FanoutTopic, Subscription};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -103,7 +106,7 @@ impl Watched {
             shown: Shown {
                 count: outbox.and_then(|outbox| outbox.pending),
                 oldest: outbox.and_then(|outbox| time(outbox.oldest_event_time.as_ref())),
-                rate_per_second: None,
+                ..Shown::default()
             },
             subscriptions: members
                 .iter()
@@ -125,7 +128,11 @@ fn subscription(subscription: &Subscription) -> Option<SubscriptionTarget> {
             count: status.depth,
             oldest: time(status.oldest_event_time.as_ref()),
             rate_per_second: status.rate_per_second,
+            positions: position::offsets(&status.positions),
         },
+        topic_id: status.topic_id.clone(),
+        is_served: !subscription.spec.suspend
+            && conditions::holds(&status.conditions, WORKERS_AVAILABLE),
     })
 }
 

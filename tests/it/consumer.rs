@@ -4,8 +4,9 @@ mod configuration;
 mod delivery;
 mod endpoint;
 mod faults;
-mod log;
+pub(crate) mod log;
 mod positions;
+mod retention;
 mod sharing;
 
 use fanout_contract::consumer::{
@@ -105,7 +106,7 @@ async fn in_force(consumer: &Consumer) {
         .await;
 }
 
-async fn accepted(sandbox: &Sandbox, receiver: &str) -> Vec<String> {
+pub(crate) async fn accepted(sandbox: &Sandbox, receiver: &str) -> Vec<String> {
     sqlx::query_scalar(
         "select event_id from harness.received
          where receiver = $1 and status between 200 and 299 order by seq",
@@ -116,7 +117,7 @@ async fn accepted(sandbox: &Sandbox, receiver: &str) -> Vec<String> {
     .unwrap()
 }
 
-async fn arrive(sandbox: &Sandbox, receiver: &str, ids: &[String]) {
+pub(crate) async fn arrive(sandbox: &Sandbox, receiver: &str, ids: &[String]) {
     let what = format!("{} events arrive at {receiver}", ids.len());
     eventually(LIMIT, &what, async || {
         let seen: BTreeSet<_> = accepted(sandbox, receiver).await.into_iter().collect();
@@ -131,7 +132,7 @@ async fn arrive(sandbox: &Sandbox, receiver: &str, ids: &[String]) {
 }
 
 /// `<prefix>-0000`, …
-fn ids(prefix: &str, range: std::ops::Range<usize>) -> Vec<String> {
+pub(crate) fn ids(prefix: &str, range: std::ops::Range<usize>) -> Vec<String> {
     range.map(|n| format!("{prefix}-{n:04}")).collect()
 }
 
@@ -150,7 +151,7 @@ fn assert_in_order(accepted: &[String]) {
     }
 }
 
-fn assert_no_repeats(accepted: &[String]) {
+pub(crate) fn assert_no_repeats(accepted: &[String]) {
     let mut seen = BTreeSet::new();
     let repeats: Vec<_> = accepted.iter().filter(|id| !seen.insert(*id)).collect();
     assert!(repeats.is_empty(), "delivered twice: {repeats:?}");

@@ -174,6 +174,8 @@ fn topic(name: &str, log: Log, subscriptions: &[&str]) -> TopicTarget {
                 name: (*subscription).to_owned(),
                 group_id: format!("{}.{subscription}", log.topic),
                 shown: Shown::default(),
+                topic_id: None,
+                is_served: true,
             })
             .collect(),
         log: Some(log),
@@ -234,6 +236,7 @@ fn consumer(subscription: &str, delivering: bool) -> Answer {
             partitions: vec![PartitionStatus {
                 partition: 0,
                 committed: None,
+                expired: 0,
                 oldest_event_time: Some(OLDEST.to_owned()),
             }],
             in_flight: 0,
@@ -425,7 +428,7 @@ async fn a_number_that_moved_asks_for_a_write_and_one_that_is_shown_does_not() {
     let shown = Shown {
         count: Some(700),
         oldest: Some(OLDEST.parse().unwrap()),
-        rate_per_second: None,
+        ..Shown::default()
     };
     listed.shown = shown.clone();
     running.list(vec![target(WorkerKind::Relay, "r", addr)], vec![listed]);

@@ -10,6 +10,7 @@ mod kubelet;
 mod live;
 mod manners;
 mod played;
+mod positions;
 mod repairs;
 mod rotation;
 mod scale;

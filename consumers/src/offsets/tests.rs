@@ -132,6 +132,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+#[test]
+fn retention_takes_what_was_not_finished() {
+    let mut offsets = Offsets::resume(10, "");
+    assert_eq!(offsets.expire(7), 0);
+    assert_eq!(offsets.expire(14), 4);
+    assert_eq!((offsets.prefix(), offsets.due().unwrap().offset), (14, 14));
+    assert!(!offsets.see(13, None), "what is gone is not waited for");
+    assert!(offsets.is_done());
+}
+
 proptest! {
     /// However events finish and workers restart: the committed offset never goes back, never passes an
     /// unfinished event, and what a commit covered is not delivered again.

@@ -1,8 +1,9 @@
 //! Partitions a subscription owns: taking them over, giving them back, committing their positions.
 
+use super::begin::{Rules, begin};
 use super::session::{DRAIN, Ended, SETTLE, Session};
 use crate::offsets::{Commit, Offsets};
-use crate::source::{self, Position, Queue, Signal, Source, Start};
+use crate::source::{self, Position, Queue, Signal, Source};
 use fanout_contract::consumer::StartOffset;
 use fanout_runtime::backoff::Backoff;
 use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
@@ -28,6 +29,8 @@ pub(super) struct Partition {
     pub(super) ended: bool,
     /// An end that was signalled before the queue is found empty.
     pub(super) end: Option<i64>,
+    /// The log does not have the next offset. What was read before may still be finished until then.
+    pub(super) out_of_range: Option<Instant>,
 }
 
 /// Partitions being given back.
@@ -103,11 +106,10 @@ impl Assignment {
             .is_some_and(|draining| draining.partitions.contains(&partition))
     }
 
-    /// Would `starts` let a partition be read that is not?
-    pub(super) fn waits_for(&self, starts: &[StartOffset]) -> bool {
-        starts
-            .iter()
-            .any(|start| self.missing.contains(&start.partition))
+    /// Would `starts`, or beginning `anew`, let a partition be read that is not?
+    pub(super) fn waits_for(&self, starts: &[StartOffset], anew: &BTreeSet<i32>) -> bool {
+        let mut starts = starts.iter().map(|start| &start.partition).chain(anew);
+        starts.any(|partition| self.missing.contains(partition))
     }
 
     /// Nothing to commit, and no commit under way, for the partitions that `of` names.
@@ -154,11 +156,15 @@ impl Session<'_> {
             }
             Signal::Assign(partitions) => {
                 let settings = &self.subscription.settings.config;
+                let rules = Rules {
+                    starts: settings.start_offsets.clone(),
+                    out_of_range: self.subscription.out_of_range.clone(),
+                    anew: self.subscription.anew.clone(),
+                };
                 self.operation = Some(Box::pin(take_over(
                     self.source.clone(),
                     partitions.clone(),
-                    settings.start_offsets.clone(),
-                    self.subscription.out_of_range.clone(),
+                    rules,
                     settings.name.clone(),
                 )));
             }
@@ -223,7 +229,8 @@ impl Session<'_> {
                             expired,
                             "retention removed unread events"
                         );
-                        self.subscription.series.expired(expired);
+                        self.subscription
+                            .expired(partition, expired, Instant::now());
                     }
                     let Some((offsets, queue)) = read else {
                         tracing::error!(
@@ -241,11 +248,13 @@ impl Session<'_> {
                         "partition assigned"
                     );
                     self.subscription.out_of_range.remove(&partition);
+                    self.subscription.anew.remove(&partition);
                     let partition_state = Partition {
                         offsets,
                         queue,
                         ended: false,
                         end: None,
+                        out_of_range: None,
                     };
                     self.assignment
                         .partitions
@@ -264,6 +273,9 @@ impl Session<'_> {
                     for partition in &draining.partitions {
                         self.assignment.partitions.remove(partition);
                         self.assignment.missing.remove(partition);
+                        // Whoever has it next finds out anew.
+                        self.subscription.out_of_range.remove(partition);
+                        self.subscription.anew.remove(partition);
                     }
                     let partitions = draining.partitions;
                     tracing::info!(subscription = name, ?partitions, "partitions given back");
@@ -356,8 +368,7 @@ impl Session<'_> {
 async fn take_over(
     source: Source,
     partitions: Vec<i32>,
-    starts: Vec<StartOffset>,
-    out_of_range: BTreeSet<i32>,
+    rules: Rules,
     subscription: String,
 ) -> Step {
     let mut backoff = Backoff::new(ASK.0, ASK.1);
@@ -374,7 +385,7 @@ async fn take_over(
             }
         }
     };
-    Step::Assigned(take(&source, &positions, &starts, &out_of_range).await)
+    Step::Assigned(take(&source, &positions, &rules).await)
 }
 
 async fn positions(source: &Source, partitions: &[i32]) -> KafkaResult<Vec<Position>> {
@@ -384,15 +395,10 @@ async fn positions(source: &Source, partitions: &[i32]) -> KafkaResult<Vec<Posit
     source.positions(partitions.to_vec()).await
 }
 
-async fn take(
-    source: &Source,
-    positions: &[Position],
-    starts: &[StartOffset],
-    out_of_range: &BTreeSet<i32>,
-) -> KafkaResult<Vec<Taken>> {
+async fn take(source: &Source, positions: &[Position], rules: &Rules) -> KafkaResult<Vec<Taken>> {
     let begun: Vec<_> = positions
         .iter()
-        .map(|position| (position.partition, begin(position, starts, out_of_range)))
+        .map(|position| (position.partition, begin(position, rules)))
         .collect();
     let offsets = |begun: &Option<(Offsets, i64)>| begun.as_ref().map(|(at, _)| at.prefix());
     let assigned = begun
@@ -410,64 +416,4 @@ async fn take(
         }
     });
     Ok(taken.collect())
-}
-
-/// Progress that a partition begins with, and how many offsets retention took from it.
-fn begin(
-    position: &Position,
-    starts: &[StartOffset],
-    out_of_range: &BTreeSet<i32>,
-) -> Option<(Offsets, i64)> {
-    let (mut offsets, at) = match source::start(position, starts) {
-        Start::Resume { offset, metadata } => (Offsets::resume(offset, &metadata), offset),
-        Start::Begin { offset } => (Offsets::start(offset), offset),
-        Start::Missing => return None,
-    };
-    let expired = position.low - at;
-    if expired <= 0 && out_of_range.contains(&position.partition) {
-        // The log ends before the position: it is another log.
-        return None;
-    }
-    offsets.reach(position.low);
-    Some((offsets, expired.max(0)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn position(committed: Option<i64>, low: i64) -> Position {
-        Position {
-            partition: 0,
-            committed: committed.map(|offset| (offset, String::new())),
-            low,
-        }
-    }
-
-    fn begins(committed: Option<i64>, low: i64, out_of_range: &[i32]) -> Option<(i64, i64)> {
-        let starts = [StartOffset {
-            partition: 0,
-            offset: 5,
-        }];
-        let out_of_range = out_of_range.iter().copied().collect();
-        begin(&position(committed, low), &starts, &out_of_range)
-            .map(|(offsets, expired)| (offsets.prefix(), expired))
-    }
-
-    #[test]
-    fn a_position_in_the_log_is_taken_as_it_is() {
-        assert_eq!(begins(Some(9), 3, &[]), Some((9, 0)));
-        assert_eq!(begins(None, 3, &[]), Some((5, 0)));
-    }
-
-    #[test]
-    fn what_retention_removed_is_counted_and_skipped() {
-        assert_eq!(begins(Some(9), 20, &[0]), Some((20, 11)));
-        assert_eq!(begins(None, 7, &[]), Some((7, 2)));
-    }
-
-    #[test]
-    fn a_position_behind_the_end_of_the_log_is_not_guessed() {
-        assert_eq!(begins(Some(9), 3, &[0]), None);
-    }
 }

@@ -23,6 +23,8 @@ const CHUNK: usize = 32;
 const DEAD_LETTER_RETRY: Duration = Duration::from_secs(5);
 /// Wait before the guard is asked again about an endpoint it refused.
 const ADMISSION: Duration = Duration::from_secs(30);
+/// What was read of a partition may be finished for so long before later records are read from where the log begins now.
+const OUT_OF_RANGE: Duration = Duration::from_mins(1);
 /// Payloads above this are judged by the filter where blocking is allowed.
 const LARGE: usize = 16 << 10;
 
@@ -138,7 +140,7 @@ impl Session<'_> {
             let Some(partition) = self.assignment.partitions.get_mut(&number) else {
                 return taken;
             };
-            if !partition.offsets.has_room() {
+            if !partition.offsets.has_room() || partition.out_of_range.is_some() {
                 return taken;
             }
             match source::next(&partition.queue) {
@@ -162,8 +164,8 @@ impl Session<'_> {
                         partition = number,
                         "position is not in the log"
                     );
+                    partition.out_of_range = Some(now + OUT_OF_RANGE);
                     self.subscription.out_of_range.insert(number);
-                    self.end(Ended::Restart, now);
                     return taken;
                 }
                 Next::Refused(fault) => {
@@ -173,6 +175,20 @@ impl Session<'_> {
             }
         }
         CHUNK
+    }
+
+    /// Starts anew where the log no longer has a partition's position, once what was read of it is finished: it can't be
+    /// read again.
+    pub(super) fn reposition(&mut self, now: Instant) {
+        let open = self.subscription.is_open();
+        let due = self.assignment.partitions.values().any(|partition| {
+            partition
+                .out_of_range
+                .is_some_and(|until| partition.offsets.is_done() || (open && now >= until))
+        });
+        if due {
+            self.end(Ended::Restart, now);
+        }
     }
 
     /// Takes one record in.

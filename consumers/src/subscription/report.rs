@@ -1,7 +1,7 @@
 //! What a subscription says of itself on `/status`.
 
-use super::Subscription;
 use super::session::Session;
+use super::{EXPIRED_SHOWN, Subscription};
 use crate::key_queues::KeyQueues;
 use fanout_contract::consumer::{
     PartitionStatus, StopReason, SubscriptionConfig, SubscriptionState, SubscriptionStatus, Totals,
@@ -60,12 +60,13 @@ pub(super) struct View {
     partitions: Vec<PartitionStatus>,
     in_flight: u32,
     retrying: u32,
-    missing: bool,
+    missing: Vec<i32>,
     full: bool,
 }
 
 impl Session<'_> {
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self, now: Instant) -> View {
+        let expired = &self.subscription.expired;
         let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
         let partitions = self.assignment.partitions.iter();
         View {
@@ -75,11 +76,15 @@ impl Session<'_> {
                     partition: *number,
                     committed: partition.offsets.committed(),
                     oldest_event_time: partition.offsets.oldest().and_then(rfc3339),
+                    expired: expired
+                        .get(number)
+                        .filter(|(_, last)| now.duration_since(*last) < EXPIRED_SHOWN)
+                        .map_or(0, |(offsets, _)| *offsets),
                 })
                 .collect(),
             in_flight: number(KeyQueues::under_way(&self.queues)),
             retrying: number(self.queues.waiting()),
-            missing: !self.assignment.missing.is_empty(),
+            missing: self.assignment.missing.iter().copied().collect(),
             full: self
                 .assignment
                 .partitions
@@ -165,6 +170,21 @@ impl Subscription {
         status
     }
 
+    /// Why `partition` is assigned and not read.
+    fn unplaced(&self, partition: i32) -> (StopReason, String) {
+        if self.out_of_range.contains(&partition) {
+            let message = format!(
+                "the log of partition {partition} ends before the committed offset: the brokers lost records, or the topic was \
+                 replaced; change the annotation fanout.dev/resume to deliver everything the partition holds now"
+            );
+            return (StopReason::PositionOutOfRange, message);
+        }
+        let message = format!(
+            "partition {partition} has neither a committed offset nor a start offset; the operator adds one"
+        );
+        (StopReason::PositionMissing, message)
+    }
+
     /// Why a subscription that is meant to run does not get through.
     fn trouble(
         &self,
@@ -174,9 +194,8 @@ impl Subscription {
         if let Some(fault) = self.broker.refusal.or(self.broker.connection) {
             return Some((fault.reason, fault.message.to_owned()));
         }
-        if view.is_some_and(|view| view.missing) {
-            let message = "a partition has neither a committed offset nor a start offset; the operator adds one";
-            return Some((StopReason::PositionMissing, message.to_owned()));
+        if let Some(partition) = view.and_then(|view| view.missing.first()) {
+            return Some(self.unplaced(*partition));
         }
         if state == SubscriptionState::Suspended {
             return None;

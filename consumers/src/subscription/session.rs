@@ -124,10 +124,11 @@ impl<'s> Session<'s> {
                 self.fetch(now);
                 self.start(now);
             }
+            self.reposition(now);
         }
         self.commit(now, false);
         self.subscription.shared.turned(now);
-        let status = self.subscription.status(now, Some(&self.view()));
+        let status = self.subscription.status(now, Some(&self.view(now)));
         self.subscription.shared.report(status);
         self.subscription
             .series
@@ -231,7 +232,8 @@ impl<'s> Session<'s> {
         self.subscription.apply(new);
         self.queues.set_limits(limits(self.subscription));
         let starts = &self.subscription.settings.config.start_offsets;
-        if self.assignment.waits_for(starts) && self.ending.is_none() {
+        let waits = self.assignment.waits_for(starts, &self.subscription.anew);
+        if waits && self.ending.is_none() {
             self.end(Ended::Restart, Instant::now());
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{
     DELIVERING, LOG_READY, OUTBOX_BLOCKED, POSITION_INITIALIZED, READY, RECONCILING,
-    RELAY_AVAILABLE, SINK_ACCEPTED, SOURCE_REACHABLE, STALLED, WORKERS_AVAILABLE,
+    RECORDS_EXPIRED, RELAY_AVAILABLE, SINK_ACCEPTED, SOURCE_REACHABLE, STALLED, WORKERS_AVAILABLE,
 };
 
 /// How long a reason stays.
@@ -65,7 +65,7 @@ reasons! {
     /// All is as the spec says, or what an abnormal condition warns of is not the case.
     SUCCEEDED = "Succeeded", Good, &[
         READY, RECONCILING, STALLED, SOURCE_REACHABLE, LOG_READY, RELAY_AVAILABLE, OUTBOX_BLOCKED, POSITION_INITIALIZED,
-        SINK_ACCEPTED, WORKERS_AVAILABLE, DELIVERING,
+        SINK_ACCEPTED, WORKERS_AVAILABLE, DELIVERING, RECORDS_EXPIRED,
     ], "Nothing.";
     /// `spec.suspend` is true: nothing is published or delivered, and the position is kept.
     SUSPENDED = "Suspended", Good, &[READY], "Nothing; set spec.suspend to false to go on.";
@@ -102,6 +102,14 @@ reasons! {
     TOPIC_NOT_FOUND = "TopicNotFound", Lasting, &[READY, POSITION_INITIALIZED], "Create the FanoutTopic in the same namespace.";
     /// The FanoutTopic has no Kafka topic that could be read.
     TOPIC_NOT_READY = "TopicNotReady", Lasting, &[READY, POSITION_INITIALIZED, DELIVERING], "Mend the FanoutTopic: see its own conditions.";
+    /// Retention removed records before they were delivered: the Subscription was behind, suspended or without a worker for
+    /// longer than the Kafka topic keeps records. The records are gone; delivery goes on with the first that is left.
+    EXPIRED = "Expired", Lasting, &[READY, RECORDS_EXPIRED],
+        "Raise retention.ms of the Kafka topic above the longest time that a Subscription may be behind.";
+    /// The log of a partition ends before the committed offset: the brokers lost records, or the topic was replaced. That
+    /// partition is not read; the others are.
+    POSITION_OUT_OF_RANGE = "PositionOutOfRange", Lasting, &[READY, STALLED, DELIVERING],
+        "Change the annotation fanout.dev/resume to deliver everything that the partition holds now.";
     /// An older FanoutTopic uses the same Kafka topic, or an object of a worker's name belongs to somebody else.
     NAME_CONFLICT = "NameConflict", Lasting, &[READY, STALLED], "Give one of the two another name.";
 

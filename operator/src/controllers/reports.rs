@@ -1,5 +1,6 @@
 //! What the observer knows, in the form that a reconcile uses.
 
+use super::subscription::position::{self, Offsets};
 use super::subscription::status::Progress;
 use super::workers::Report;
 use crate::context::Context;
@@ -7,7 +8,7 @@ use crate::observer::{Shown, WorkerReport, WorkerStatus};
 use fanout_contract::consumer::{ConsumerStatus, SubscriptionConfig, SubscriptionState};
 use fanout_contract::relay::RelayStatus;
 use fanout_crds::fanout_topic::OutboxStatus;
-use fanout_crds::{FanoutTopic, Subscription};
+use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// What the ready pods of a relay report.
@@ -98,7 +99,7 @@ pub(crate) fn outbox(ctx: &Context, topic: &FanoutTopic, changed: bool) -> Optio
             .as_ref()
             .and_then(|outbox| outbox.oldest_event_time.as_ref())
             .map(|time| time.0),
-        rate_per_second: None,
+        ..Shown::default()
     };
     let show = ctx.observer.show(
         topic.metadata.uid.as_deref().unwrap_or_default(),
@@ -111,23 +112,39 @@ pub(crate) fn outbox(ctx: &Context, topic: &FanoutTopic, changed: bool) -> Optio
     })
 }
 
-/// What the progress columns of `subscription` shall show; `changed`: its status is written anyway.
+/// What the progress columns and the saved positions of `subscription` shall show, where `next` is its status otherwise;
+/// `changed`: it is written anyway.
 pub(crate) fn progress(
     ctx: &Context,
     subscription: &Subscription,
-    shown: Progress,
+    next: &SubscriptionStatus,
     changed: bool,
-) -> Progress {
+) -> (Progress, Offsets) {
     let shown = Shown {
-        count: shown.depth,
-        oldest: shown.oldest_event_time.map(|time| time.0),
-        rate_per_second: shown.rate_per_second,
+        count: next.depth,
+        oldest: next.oldest_event_time.as_ref().map(|time| time.0),
+        rate_per_second: next.rate_per_second,
+        positions: position::offsets(&next.positions),
     };
     let uid = subscription.metadata.uid.as_deref().unwrap_or_default();
     let show = ctx.observer.show(uid, &shown, changed);
-    Progress {
+    let progress = Progress {
         depth: show.count,
         oldest_event_time: show.oldest.map(Time),
         rate_per_second: show.rate_per_second,
-    }
+    };
+    (progress, show.positions)
+}
+
+/// Partitions of the Kafka topic, where they are known.
+pub(crate) fn partitions(ctx: &Context, topic: &FanoutTopic) -> Option<usize> {
+    let uid = topic.metadata.uid.as_deref()?;
+    ctx.observer.topic(uid)?.partitions
+}
+
+/// Records by partition that retention has removed and that nobody has read, while no worker serves `subscription`.
+pub(crate) fn expired(ctx: &Context, subscription: &Subscription) -> Offsets {
+    let uid = subscription.metadata.uid.as_deref().unwrap_or_default();
+    let seen = ctx.observer.subscription(uid);
+    seen.map(|seen| seen.expired).unwrap_or_default()
 }

@@ -230,6 +230,7 @@ fn known_to_topic(subscription: &Subscription) -> impl Hash + use<> {
     (
         wanted(subscription),
         status.group_id,
+        status.topic_id,
         status.placement,
         position,
         offsets,

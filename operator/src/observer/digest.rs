@@ -2,7 +2,7 @@
 
 use super::poll::WorkerStatus;
 use super::{Trigger, TriggerKind};
-use fanout_contract::consumer::{ConsumerStatus, SubscriptionStatus};
+use fanout_contract::consumer::{ConsumerStatus, PartitionStatus, SubscriptionStatus};
 use fanout_contract::relay::RelayStatus;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -90,7 +90,7 @@ fn subscription_part(entry: &SubscriptionStatus) -> u64 {
         reason,
         message,
         delivering,
-        partitions: _,
+        partitions,
         in_flight: _,
         retrying: _,
         rate_per_second: _,
@@ -99,6 +99,13 @@ fn subscription_part(entry: &SubscriptionStatus) -> u64 {
     let mut hasher = DefaultHasher::new();
     (uid, generation, message, delivering).hash(&mut hasher);
     format!("{state:?} {reason:?}").hash(&mut hasher);
+    // A loss is news, and again each time it has doubled.
+    let lost = |partition: &PartitionStatus| {
+        let size = partition.expired.checked_ilog2()?;
+        Some((partition.partition, size))
+    };
+    let lost: Vec<_> = partitions.iter().filter_map(lost).collect();
+    lost.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -158,6 +165,24 @@ mod tests {
             })
         };
         assert!(names(&relay(1), &relay(2)).is_empty());
+    }
+
+    #[test]
+    fn what_retention_took_is_news_when_it_doubles_and_a_commit_is_not() {
+        let lost = |committed, expired| {
+            let mut entry = entry("a");
+            entry.partitions.push(PartitionStatus {
+                partition: 0,
+                committed: Some(committed),
+                oldest_event_time: None,
+                expired,
+            });
+            consumer("h", vec![entry])
+        };
+        assert!(names(&lost(1, 0), &lost(9, 0)).is_empty());
+        assert_eq!(names(&lost(9, 0), &lost(9, 4)), ["Subscription/a"]);
+        assert!(names(&lost(9, 4), &lost(9, 7)).is_empty());
+        assert_eq!(names(&lost(9, 7), &lost(9, 8)), ["Subscription/a"]);
     }
 
     #[test]

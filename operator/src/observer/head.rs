@@ -106,6 +106,7 @@ mod tests {
                 partition,
                 committed: None,
                 oldest_event_time: second.map(|second| at(second).to_string()),
+                expired: 0,
             })
             .collect();
         ConsumerStatus {

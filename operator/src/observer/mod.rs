@@ -12,6 +12,7 @@ mod log;
 mod metrics;
 mod poll;
 mod rows;
+mod saving;
 mod state;
 mod target;
 mod write;
@@ -113,12 +114,12 @@ pub struct TopicObservation {
 /// What is known of a Subscription.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SubscriptionObservation {
-    /// Depth, head and rate.
+    /// Depth, head, rate and committed offsets.
     pub progress: Seen,
-    /// Committed offsets, where they could be read in the last round.
-    pub committed: Option<std::collections::BTreeMap<i32, i64>>,
     /// True when the brokers refused the consumers' principal the group in the last round.
     pub refused: bool,
+    /// Records by partition that retention has removed and that nobody has read, while no worker serves it.
+    pub expired: std::collections::BTreeMap<i32, i64>,
 }
 
 /// The observer: a snapshot for readers, and the loop that keeps it.
@@ -226,7 +227,7 @@ impl Observer {
         let now = Instant::now();
         let (workers, topics) = (targets.workers(), targets.topics());
         let mut state = self.state();
-        let mut news = state.list(&workers, &topics, &self.metrics);
+        let mut news = state.list(&workers, &topics, &self.metrics, now);
         for target in state.due_workers(workers, now, self.timing.workers, POLLS_AT_ONCE) {
             under_way.push(Box::pin(async move {
                 let status = self.poller.status(&target).await;

@@ -5,6 +5,7 @@ use super::lag;
 use super::log::Reading;
 use super::metrics::{SubscriptionLabels, TopicLabels};
 use super::poll::WorkerStatus;
+use super::saving::{self, Offsets, Unsaved};
 use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
 use super::write::{AtZero, Seen, Shown};
 use super::{SubscriptionObservation, TopicObservation, Trigger, TriggerKind, digest};
@@ -43,6 +44,10 @@ pub(super) struct Subscription {
     pub(super) seen: SubscriptionObservation,
     pub(super) at_zero: AtZero,
     pub(super) progress: lag::Progress,
+    topic_id: Option<String>,
+    is_served: bool,
+    unsaved: Unsaved,
+    is_forgotten: bool,
 }
 
 impl Pod {
@@ -100,6 +105,7 @@ impl Topic {
             count,
             oldest,
             rate_per_second: None,
+            committed: None,
         };
     }
 }
@@ -116,10 +122,30 @@ impl Subscription {
             seen: SubscriptionObservation::default(),
             at_zero: AtZero::default(),
             progress: lag::Progress::default(),
+            topic_id: target.topic_id.clone(),
+            is_served: target.is_served,
+            unsaved: Unsaved::default(),
+            is_forgotten: false,
         }
     }
 
-    pub(super) fn read(&mut self, uid: &str, reading: Option<&Reading>, now: Instant) {
+    pub(super) fn list(&mut self, target: &SubscriptionTarget, now: Instant) {
+        if self.shown.positions != target.shown.positions {
+            self.unsaved = self.unsaved.written(now);
+        }
+        self.shown.clone_from(&target.shown);
+        self.topic_id.clone_from(&target.topic_id);
+        self.is_served = target.is_served;
+    }
+
+    /// Is it time to save the committed offsets?
+    pub(super) fn is_unsaved(&self, now: Instant) -> bool {
+        self.unsaved.is_due(self.is_served, now)
+    }
+
+    /// Takes in what was read of the log and the group. True where it is news: without a worker nobody else notices that
+    /// Kafka has forgotten the group, or that retention overtook it.
+    pub(super) fn read(&mut self, uid: &str, reading: Option<&Reading>, now: Instant) -> bool {
         let read = reading.and_then(|reading| Some((reading, reading.committed.get(uid)?)));
         let seen = &mut self.seen.progress;
         if let Some((reading, committed)) = read {
@@ -131,8 +157,28 @@ impl Subscription {
             seen.rate_per_second = None;
         }
         self.at_zero = self.at_zero.after(seen.count, now);
-        self.seen.committed = read.map(|(_, committed)| committed.clone());
         self.seen.refused = reading.is_some_and(|reading| reading.refused.contains(uid));
+        // Offsets of another topic of that name are none that could be saved.
+        let read = read
+            .filter(|(reading, _)| self.topic_id.is_some() && reading.topic.id == self.topic_id);
+        seen.committed = read.map(|(_, committed)| committed.clone());
+        let Some((reading, committed)) = read else {
+            self.seen.expired.clear();
+            return false;
+        };
+        let saved = &self.shown.positions;
+        self.unsaved = self.unsaved.after(saved, seen.committed.as_ref(), now);
+        let is_forgotten = !self.is_served && saving::is_forgotten(saved, committed);
+        let expired = if self.is_served {
+            Offsets::new()
+        } else {
+            saving::expired(&reading.marks, committed)
+        };
+        let is_news =
+            (is_forgotten && !self.is_forgotten) || saving::is_worse(&self.seen.expired, &expired);
+        self.is_forgotten = is_forgotten;
+        self.seen.expired = expired;
+        is_news
     }
 }
 

@@ -39,6 +39,7 @@ impl State {
         workers: &[WorkerTarget],
         topics: &[TopicTarget],
         metrics: &Metrics,
+        now: Instant,
     ) -> BTreeSet<Trigger> {
         let mut news = BTreeSet::new();
         let listed: HashSet<&str> = workers
@@ -80,7 +81,7 @@ impl State {
             keep
         });
         for target in topics {
-            self.list_topic(target);
+            self.list_topic(target, now);
         }
         let (topics, subscriptions) = (&self.topics, &self.subscriptions);
         self.granted
@@ -88,7 +89,7 @@ impl State {
         news
     }
 
-    fn list_topic(&mut self, target: &TopicTarget) {
+    fn list_topic(&mut self, target: &TopicTarget, now: Instant) {
         let topic = self
             .topics
             .entry(target.uid.clone())
@@ -104,8 +105,7 @@ impl State {
             self.subscriptions
                 .entry(subscription.uid.clone())
                 .or_insert_with(|| Subscription::new(target, subscription))
-                .shown
-                .clone_from(&subscription.shown);
+                .list(subscription, now);
         }
     }
 
@@ -238,8 +238,8 @@ impl State {
         for uid in topic.subscriptions.clone() {
             if let Some(subscription) = self.subscriptions.get_mut(&uid) {
                 let refused = subscription.seen.refused;
-                subscription.read(&uid, reading.as_ref(), now);
-                if changed || refused != subscription.seen.refused {
+                let is_news = subscription.read(&uid, reading.as_ref(), now);
+                if changed || is_news || refused != subscription.seen.refused {
                     news.insert(subscription.labels.trigger());
                 }
             }
@@ -293,10 +293,8 @@ impl State {
         });
         let subscriptions = self.subscriptions.iter().map(|(uid, subscription)| {
             let seen = &subscription.seen.progress;
-            (
-                uid,
-                write::drift(&subscription.shown, seen, subscription.at_zero, time),
-            )
+            let drift = write::drift(&subscription.shown, seen, subscription.at_zero, time);
+            (uid, drift.or(subscription.is_unsaved(now).then_some(1.0)))
         });
         let due: Vec<(String, f64)> = topics
             .chain(subscriptions)

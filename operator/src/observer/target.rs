@@ -73,8 +73,12 @@ pub struct SubscriptionTarget {
     pub name: String,
     /// Consumer group.
     pub group_id: String,
-    /// The progress columns as the status shows them.
+    /// The progress columns and saved positions as the status shows them.
     pub shown: Shown,
+    /// UUID of the topic that the saved positions belong to.
+    pub topic_id: Option<String>,
+    /// True while a worker delivers, or would if there were something.
+    pub is_served: bool,
 }
 
 /// Lists what there is to observe, from watch caches: cheap, and never blocks.

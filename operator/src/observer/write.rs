@@ -18,6 +18,8 @@ pub struct Shown {
     pub oldest: Option<Timestamp>,
     /// Events per second; of Subscriptions only.
     pub rate_per_second: Option<i64>,
+    /// Saved offsets by partition; of Subscriptions only.
+    pub positions: BTreeMap<i32, i64>,
 }
 
 /// The same as observed.
@@ -29,6 +31,8 @@ pub struct Seen {
     pub oldest: Head,
     /// Events per second; `None`: unknown.
     pub rate_per_second: Option<f64>,
+    /// Committed offsets by partition; `None`: unknown, or of another log than the status has positions of.
+    pub committed: Option<BTreeMap<i32, i64>>,
 }
 
 /// A count has moved when it moved by this many...
@@ -58,6 +62,13 @@ pub(super) fn next(shown: &Shown, seen: &Seen) -> Shown {
             .rate_per_second
             .map(|rate| rate.round() as i64)
             .or(shown.rate_per_second),
+        // What Kafka has forgotten stays.
+        positions: shown
+            .positions
+            .iter()
+            .chain(seen.committed.iter().flatten())
+            .map(|(partition, offset)| (*partition, *offset))
+            .collect(),
     }
 }
 

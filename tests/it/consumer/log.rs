@@ -99,9 +99,20 @@ impl Log {
         id: &str,
         r#type: &str,
     ) -> impl Future<Output = ()> + use<> {
+        self.event_with(partition, id, r#type, "{}")
+    }
+
+    /// The same with `data`.
+    pub(crate) fn event_with(
+        &self,
+        partition: i32,
+        id: &str,
+        r#type: &str,
+        data: &str,
+    ) -> impl Future<Output = ()> + use<> {
         let record = FutureRecord::<str, str>::to(&self.topic)
             .partition(partition)
-            .payload("{}")
+            .payload(data)
             .headers(cloud_event(id, r#type));
         let sent = self
             .producer

@@ -56,8 +56,13 @@ impl std::fmt::Debug for Kafka {
 impl Kafka {
     /// Downloads the broker unless it is cached, formats a folder and starts it.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_with(&[])
+    }
+
+    /// The same with broker `settings` of the caller's own, which go before those of all tests.
+    pub fn start_with(settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         let installation = Installation::cached()?;
-        let node = Node::format(&installation)?;
+        let node = Node::format(&installation, settings)?;
         let process = node.spawn(&installation, None)?;
         let admin = client(&node.bootstrap()).create()?;
         let lanes = Lanes::new(&node.lanes);
@@ -311,7 +316,7 @@ impl Certificate {
 }
 
 impl Node {
-    fn format(installation: &Installation) -> anyhow::Result<Self> {
+    fn format(installation: &Installation, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (port, sasl_port) = (ports::free()?, ports::free()?);
         let (tls_port, controller) = (ports::free()?, ports::free()?);
         let dir = dirs::private(&format!("kafka-{port}"), 0o700)?;
@@ -333,6 +338,11 @@ impl Node {
             tls.old.path.display(),
             dir.join("data").display()
         );
+        // Java takes the last of several values.
+        let own = settings.iter().fold(own, |mut own, (name, value)| {
+            let _infallible = writeln!(own, "{name}={value}");
+            own
+        });
         fs::write(dir.join("server.properties"), format!("{fixed}{own}"))?;
         let id = base64::engine::general_purpose::URL_SAFE_NO_PAD
             .encode(rand::random::<u128>().to_be_bytes());
@@ -444,7 +454,7 @@ impl Installation {
     /// Starts a broker once and keeps the classes it loaded.
     fn train(&self) -> anyhow::Result<()> {
         let partial = self.archive.with_extension("partial");
-        let node = Node::format(self)?;
+        let node = Node::format(self, &[])?;
         let process = node.spawn(
             self,
             Some(format!("-XX:ArchiveClassesAtExit={}", partial.display())),

@@ -199,7 +199,7 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
     }
 
     let live = Live::list(ctx, &namespace, &name).await?;
-    let mut members = admitted(ctx, &namespace, &subscriptions);
+    let mut members = admitted(ctx, &namespace, &subscriptions, &outcome.identity);
     let kept = live.kept(&undecodable);
     outcome.subscriptions += kept.len();
     members.extend(kept);
@@ -263,8 +263,13 @@ fn watched_relays(ctx: &Context, namespace: &str, topic: &str) -> Option<Relays>
     })
 }
 
-/// The Subscriptions that workers may serve: valid, placed, and with a position in every partition.
-fn admitted(ctx: &Context, namespace: &str, subscriptions: &[&Subscription]) -> Vec<Member> {
+/// The Subscriptions that workers may serve: valid, placed, and with a position in every partition of this log.
+fn admitted(
+    ctx: &Context,
+    namespace: &str,
+    subscriptions: &[&Subscription],
+    identity: &Identity,
+) -> Vec<Member> {
     let secrets = |secret: &str| ctx.stores.secret(namespace, secret);
     let guard = ctx.stores.guard(&ctx.settings.egress_allowed);
     subscriptions
@@ -272,6 +277,9 @@ fn admitted(ctx: &Context, namespace: &str, subscriptions: &[&Subscription]) -> 
         .filter_map(|subscription| {
             let status = subscription.status.as_ref()?;
             status.group_id.as_ref()?;
+            if status.topic_id.is_some() && status.topic_id != identity.topic_id {
+                return None;
+            }
             let placement = status.placement.clone()?;
             let position = conditions::get(&status.conditions, POSITION_INITIALIZED)
                 .filter(conditions::Finding::holds)?;

@@ -2,6 +2,7 @@
 //! FanoutTopic's.
 
 mod cleanup;
+mod expired;
 mod filters;
 #[cfg(test)]
 mod hostile_tests;
@@ -23,7 +24,7 @@ use crate::context::{Context, safety_net};
 use crate::placement::Placeable;
 use crate::stores::GuardedSubscription;
 use fanout_contract::names;
-use fanout_crds::condition::{POSITION_INITIALIZED, READY, STALLED, reason};
+use fanout_crds::condition::{POSITION_INITIALIZED, READY, STALLED, WORKERS_AVAILABLE, reason};
 use fanout_crds::subscription::{Isolation, Sink};
 use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
 use k8s_openapi::jiff::Timestamp;
@@ -119,6 +120,7 @@ impl Outcome {
             group_id: status.group_id,
             placement: status.placement,
             positions: status.positions,
+            topic_id: status.topic_id,
             ..Self::default()
         }
     }
@@ -133,10 +135,13 @@ async fn write_status(
     let fit = |status| ctx.served.fit(&Subscription::kind(&()), status);
     let mut next = fit(status::next(subscription, outcome, Timestamp::now()));
     let changed = subscription.status.as_ref() != Some(&next);
-    let progress = reports::progress(ctx, subscription, Progress::shown(&next), changed);
+    let (progress, positions) = reports::progress(ctx, subscription, &next, changed);
     next.depth = progress.depth;
     next.oldest_event_time = progress.oldest_event_time;
     next.rate_per_second = progress.rate_per_second;
+    if may_save(outcome, &next) {
+        next.positions = position::to_record(&positions);
+    }
     let next = fit(next);
     if subscription.status.as_ref() == Some(&next) {
         return Ok(());
@@ -154,6 +159,14 @@ async fn write_status(
         .map_or(&[][..], |status| &status.conditions);
     events::publish(ctx, subscription, &old.conditions, new).await;
     Ok(())
+}
+
+/// True where the committed offsets that the observer saw may be saved: they are of the recorded log, this pass has
+/// read no younger ones, and no worker's configuration has the positions, which would change with them.
+fn may_save(outcome: &Outcome, next: &SubscriptionStatus) -> bool {
+    let settled = conditions::get(&next.conditions, POSITION_INITIALIZED)
+        .is_some_and(|finding| finding.holds() && finding.reason == reason::SUCCEEDED);
+    settled && !outcome.positions_read && !next.positions.is_empty()
 }
 
 async fn converge(
@@ -177,6 +190,7 @@ async fn converge(
     }
 
     outcome.worker = worker(ctx, subscription, outcome);
+    outcome.expired = reports::expired(ctx, subscription);
     let name = subscription.spec.topic_ref.name.clone();
     let found = ctx.stores.topic(&namespace, &name);
     let problem = match &found {
@@ -224,10 +238,15 @@ async fn initialise(
     topic: &FanoutTopic,
     outcome: &mut Outcome,
 ) -> Result<Next, Error> {
-    if !needs_kafka(subscription, outcome) && !is_refused(ctx, subscription) {
+    let identity = Identity::recorded(topic);
+    let partitions = reports::partitions(ctx, topic);
+    let is_other_log = outcome.topic_id.is_none() || outcome.topic_id != identity.topic_id;
+    if !needs_kafka(subscription, outcome, partitions)
+        && !is_other_log
+        && !is_refused(ctx, subscription)
+    {
         return Ok(Next::Wait);
     }
-    let identity = Identity::recorded(topic);
     let namespace = topic.namespace().unwrap_or_default();
     let secrets = |secret: &str| ctx.stores.secret(&namespace, secret);
     let valid = fanout_topic::validate::validate(topic, &secrets, &ctx.settings.kafka_prefix);
@@ -277,15 +296,20 @@ fn is_refused(ctx: &Context, subscription: &Subscription) -> bool {
 }
 
 /// Once initialised and served, the worker commits and would tell of a partition without an offset. Nobody commits for a
-/// Subscription that is not served, and a group without members forgets its offsets.
-fn needs_kafka(subscription: &Subscription, outcome: &Outcome) -> bool {
+/// Subscription that is not served, or was not until now, and a group without members is forgotten. Of `partitions`, as
+/// far as they are known, those that were added have no position yet.
+fn needs_kafka(subscription: &Subscription, outcome: &Outcome, partitions: Option<usize>) -> bool {
     let before = subscription
         .status
         .as_ref()
         .map_or(&[][..], |status| &status.conditions);
     let settled = conditions::get(before, POSITION_INITIALIZED)
         .is_some_and(|finding| finding.holds() && finding.reason == reason::SUCCEEDED);
-    !settled || !is_served(subscription, outcome) || position_missing(subscription, outcome)
+    !settled
+        || !is_served(subscription, outcome)
+        || !conditions::holds(before, WORKERS_AVAILABLE)
+        || position_missing(subscription, outcome)
+        || partitions.is_some_and(|partitions| partitions > outcome.positions.len())
 }
 
 fn is_served(subscription: &Subscription, outcome: &Outcome) -> bool {
@@ -333,7 +357,7 @@ async fn position_of(
         Ok(observed) => observed,
         Err(missing) => return Ok(Err(missing)),
     };
-    let recorded = position::recorded(&outcome.positions);
+    let recorded = position::recorded(&outcome.positions, outcome.topic_id.as_deref(), topic_id);
     let mut all = match group
         .complete(&observed, &recorded, &subscription.spec.start_from)
         .await
@@ -344,8 +368,16 @@ async fn position_of(
     if !is_served(subscription, outcome) {
         all = position::saved(&all, &observed.committed);
     }
-    if all != recorded {
+    outcome.positions_read = true;
+    if recorded.replaced {
+        outcome.position = Some(Finding::no(
+            reason::PENDING,
+            "the Kafka topic was replaced; all of the new one will be delivered",
+        ));
+    }
+    if all != recorded.offsets || outcome.topic_id.as_deref() != Some(topic_id) {
         outcome.positions = position::to_record(&all);
+        outcome.topic_id = Some(topic_id.to_owned());
         write_status(ctx, subscription, outcome).await?;
     }
     if !position::incomplete(observed.partitions, &observed.committed) {

@@ -1,6 +1,6 @@
 //! Asks Kafka for a Subscription's position, and commits what is missing. The decisions are in `position`.
 
-use super::position::{self, Offsets};
+use super::position::{self, Offsets, Recorded};
 use crate::controllers::conditions::Finding;
 use crate::controllers::fanout_topic::log::{self, Asked, Problem};
 use crate::controllers::fanout_topic::validate::ValidTopic;
@@ -125,7 +125,7 @@ impl Group<'_> {
     pub(crate) async fn complete(
         &self,
         observed: &Observed,
-        recorded: &Offsets,
+        recorded: &Recorded,
         start: &StartFrom,
     ) -> Result<Offsets, Missing> {
         let start = if position::needs_start(recorded, &observed.committed) {

@@ -1,5 +1,7 @@
 //! The status of a Subscription from what one pass found. Pure; runs on success and on failure alike.
 
+use super::expired;
+use super::position::Offsets;
 use crate::controllers::conditions::{self, Finding, Truth};
 use crate::controllers::error::Invalid;
 use crate::controllers::fanout_topic::log::Problem;
@@ -8,7 +10,7 @@ use fanout_contract::consumer::{
     ConsumerStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported,
 };
 use fanout_crds::condition::{
-    DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, SINK_ACCEPTED, STALLED,
+    DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, RECORDS_EXPIRED, SINK_ACCEPTED, STALLED,
     WORKERS_AVAILABLE, reason,
 };
 use fanout_crds::subscription::Position;
@@ -32,6 +34,12 @@ pub(crate) struct Outcome {
     pub(crate) placement: Option<String>,
     /// Recorded positions.
     pub(crate) positions: Vec<Position>,
+    /// Kafka topic that they belong to.
+    pub(crate) topic_id: Option<String>,
+    /// They were compared with the committed offsets in this pass.
+    pub(crate) positions_read: bool,
+    /// Records by partition that retention removed while no worker serves the Subscription.
+    pub(crate) expired: Offsets,
     /// Whether every partition has an offset; `None`: not asked.
     pub(crate) position: Option<Finding>,
     /// The worker; `None`: not looked at.
@@ -106,13 +114,16 @@ pub(crate) fn next(
         .clone()
         .unwrap_or_else(|| idle(before(DELIVERING), &reported));
     let trouble = trouble(&reported);
-    let stalled = stalled(outcome, stopped.or(trouble));
+    let stalled = stalled(outcome, stopped.or(trouble), &reported);
+    let partitions = entries(&reported).flat_map(|entry| &entry.partitions);
+    let expired = expired::finding(partitions, &outcome.expired, &old.conditions, now);
     let ready = ready(
         subscription,
         outcome,
         &stalled,
         [&position, &sink, &workers],
         Outlook::new(&reported, told.as_ref(), &delivering),
+        &expired,
     );
     let reconciling = if ready.holds() || stalled.holds() {
         Finding::no(reason::SUCCEEDED, "")
@@ -133,11 +144,13 @@ pub(crate) fn next(
                 (SINK_ACCEPTED, sink),
                 (WORKERS_AVAILABLE, workers),
                 (DELIVERING, delivering),
+                (RECORDS_EXPIRED, expired),
             ],
         )),
         sink: Some(subscription.spec.sink.kind().to_owned()),
         group_id: outcome.group_id.clone().or(old.group_id),
         positions: outcome.positions.clone(),
+        topic_id: outcome.topic_id.clone().or(old.topic_id),
         depth: outcome.progress.depth,
         oldest_event_time: outcome.progress.oldest_event_time.clone(),
         rate_per_second: outcome.progress.rate_per_second,
@@ -252,6 +265,7 @@ const fn stop_reason(reason: StopReason) -> &'static str {
         StopReason::FilterInvalid => reason::FILTER_INVALID,
         StopReason::SinkInvalid => reason::SINK_INVALID,
         StopReason::PositionMissing => reason::PENDING,
+        StopReason::PositionOutOfRange => reason::POSITION_OUT_OF_RANGE,
         StopReason::BrokerUnreachable => reason::BROKER_UNREACHABLE,
         StopReason::BrokerAuthenticationFailed => reason::BROKER_AUTHENTICATION_FAILED,
         StopReason::BrokerTlsFailed => reason::BROKER_TLS_FAILED,
@@ -341,7 +355,9 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
                 is_log_problem(reason)
                     || matches!(
                         reason,
-                        StopReason::PrefixFull | StopReason::DeadLettersRefused
+                        StopReason::PrefixFull
+                            | StopReason::DeadLettersRefused
+                            | StopReason::PositionOutOfRange
                     )
             })
     });
@@ -360,12 +376,13 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
 /// What is said of delivery while nothing arrives: the same as before. Only that a worker was kept from the log is over
 /// when it is.
 fn idle(before: Finding, reported: &[Seen<'_>]) -> Finding {
-    const OF_THE_LOG: [&str; 5] = [
+    const OF_THE_LOG: [&str; 6] = [
         reason::BROKER_UNREACHABLE,
         reason::BROKER_AUTHENTICATION_FAILED,
         reason::BROKER_TLS_FAILED,
         reason::BROKER_REFUSED,
         reason::TOPIC_NOT_READY,
+        reason::POSITION_OUT_OF_RANGE,
     ];
     if OF_THE_LOG.contains(&&*before.reason) && !is_unknown(reported) {
         return pending();
@@ -373,7 +390,11 @@ fn idle(before: Finding, reported: &[Seen<'_>]) -> Finding {
     before
 }
 
-fn stalled(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
+fn stalled(
+    outcome: &Outcome,
+    stopped: Option<(StopReason, &Reported)>,
+    reported: &[Seen<'_>],
+) -> Finding {
     if let Some(invalid) = &outcome.invalid {
         return Finding::yes(invalid.reason, &invalid.message);
     }
@@ -386,6 +407,15 @@ fn stalled(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Findi
             entry.message.clone().unwrap_or_default(),
         );
     }
+    // Its other partitions go on, whatever the generation.
+    let out_of_range =
+        entries(reported).find(|entry| entry.reason == Some(StopReason::PositionOutOfRange));
+    if let Some(entry) = out_of_range {
+        return Finding::yes(
+            reason::POSITION_OUT_OF_RANGE,
+            entry.message.clone().unwrap_or_default(),
+        );
+    }
     Finding::no(reason::SUCCEEDED, "")
 }
 
@@ -395,6 +425,7 @@ fn ready(
     stalled: &Finding,
     needed: [&Finding; 3],
     outlook: Outlook<'_>,
+    expired: &Finding,
 ) -> Finding {
     if stalled.holds() {
         return Finding::no(&stalled.reason, &stalled.message);
@@ -418,6 +449,9 @@ fn ready(
     if let Some(delivering) = outlook.failing {
         // The workers do what they should; why nothing arrives must be seen all the same.
         return Finding::yes(&delivering.reason, &delivering.message);
+    }
+    if expired.holds() {
+        return Finding::yes(&expired.reason, &expired.message);
     }
     Finding::yes(reason::SUCCEEDED, "")
 }

@@ -7,10 +7,11 @@ use crate::controllers::error::Invalid;
 use crate::controllers::fanout_topic::log::Problem;
 use crate::controllers::workers::{Pods, Report};
 use fanout_contract::consumer::{
-    ConsumerStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported, Totals,
+    ConsumerStatus, PartitionStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported,
+    Totals,
 };
 use fanout_crds::condition::{
-    DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, SINK_ACCEPTED, STALLED,
+    DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, RECORDS_EXPIRED, SINK_ACCEPTED, STALLED,
     WORKERS_AVAILABLE, reason,
 };
 use fanout_crds::{Subscription, SubscriptionStatus};
@@ -384,4 +385,51 @@ fn the_same_findings_give_the_same_status() {
         next(&subscription, &outcome, Timestamp::now()),
         subscription.status.unwrap()
     );
+}
+
+#[test]
+fn what_retention_removed_is_loud_and_delivery_goes_on() {
+    let lost = Reported {
+        partitions: vec![PartitionStatus {
+            partition: 3,
+            committed: Some(9),
+            oldest_event_time: None,
+            expired: 7,
+        }],
+        ..entry(5)
+    };
+    let mut known = subscription("");
+    known.status = Some(status(&known, &outcome(1, vec![Some(lost)])));
+    let first = known.status.clone().unwrap();
+    assert_eq!(shown(&first, RECORDS_EXPIRED), "True/Expired");
+    assert_eq!(shown(&first, READY), "True/Expired");
+    assert_eq!(shown(&first, STALLED), "False/Succeeded");
+    let ready = get(&first.conditions, READY).unwrap();
+    assert!(ready.message.contains("7 of partition 3"), "{ready:?}");
+    // Its worker was restarted.
+    let again = status(&known, &outcome(1, vec![Some(entry(5))]));
+    assert_eq!(again.conditions, first.conditions);
+    let suspended = Reported {
+        state: SubscriptionState::Suspended,
+        ..entry(5)
+    };
+    known.spec.suspend = true;
+    let suspended = status(&known, &outcome(1, vec![Some(suspended)]));
+    assert_eq!(shown(&suspended, READY), "True/Suspended");
+    assert_eq!(shown(&suspended, RECORDS_EXPIRED), "True/Expired");
+}
+
+#[test]
+fn a_position_that_the_log_does_not_have_needs_a_human() {
+    let lost = Reported {
+        reason: Some(StopReason::PositionOutOfRange),
+        message: Some("change the annotation".to_owned()),
+        ..entry(5)
+    };
+    let status = status(&subscription(""), &outcome(1, vec![Some(lost)]));
+    assert_eq!(shown(&status, STALLED), "True/PositionOutOfRange");
+    assert_eq!(shown(&status, READY), "False/PositionOutOfRange");
+    assert_eq!(shown(&status, DELIVERING), "False/PositionOutOfRange");
+    // Its worker keeps it: the other partitions go on.
+    assert_eq!(shown(&status, POSITION_INITIALIZED), "True/Succeeded");
 }

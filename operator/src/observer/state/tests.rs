@@ -1,5 +1,7 @@
 //! The observer's tables under lists, reports and readings, with a clock of the test's own.
 
+mod positions;
+
 use super::*;
 use crate::kafka::{ClusterParams, ErrorClass, Watermarks};
 use crate::observer::log::TopicState;
@@ -46,6 +48,8 @@ fn topic(shown: Shown) -> TopicTarget {
             name: "search".to_owned(),
             group_id: "ns.search".to_owned(),
             shown,
+            topic_id: Some("id".to_owned()),
+            is_served: true,
         }],
     }
 }
@@ -89,6 +93,7 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
                 partition: 0,
                 committed: None,
                 oldest_event_time: oldest.map(ToOwned::to_owned),
+                expired: 0,
             }],
             in_flight: 0,
             retrying: 0,
@@ -100,7 +105,10 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
 
 fn reading(end: i64, committed: Option<i64>) -> Reading {
     Reading {
-        topic: TopicState::default(),
+        topic: TopicState {
+            id: Some("id".to_owned()),
+            ..TopicState::default()
+        },
         refused: BTreeSet::new(),
         marks: BTreeMap::from([(0, Watermarks { start: 0, end })]),
         committed: committed
@@ -146,7 +154,17 @@ impl Fixture {
     }
 
     fn list(&mut self, workers: &[WorkerTarget], topics: &[TopicTarget]) -> BTreeSet<Trigger> {
-        self.state.list(workers, topics, &self.metrics)
+        self.list_at(workers, topics, 0)
+    }
+
+    fn list_at(
+        &mut self,
+        workers: &[WorkerTarget],
+        topics: &[TopicTarget],
+        seconds: u64,
+    ) -> BTreeSet<Trigger> {
+        let now = self.at(seconds);
+        self.state.list(workers, topics, &self.metrics, now)
     }
 
     fn at(&self, seconds: u64) -> Instant {

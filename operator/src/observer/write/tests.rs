@@ -16,6 +16,7 @@ fn shown(count: Option<i64>, age: Option<i64>) -> Shown {
         count,
         oldest: age.map(|age| at(NOW - age)),
         rate_per_second: Some(1),
+        positions: BTreeMap::from([(0, 5), (1, 6)]),
     }
 }
 
@@ -24,6 +25,7 @@ fn seen(count: Option<i64>, oldest: Head) -> Seen {
         count,
         oldest,
         rate_per_second: Some(1_000.0),
+        committed: Some(BTreeMap::from([(1, 7)])),
     }
 }
 
@@ -120,6 +122,7 @@ fn a_write_shows_everything_that_is_known() {
         count: Some(2),
         oldest: None,
         rate_per_second: Some(1_000),
+        positions: BTreeMap::from([(0, 5), (1, 7)]),
     };
     assert_eq!(written, expected);
 }
