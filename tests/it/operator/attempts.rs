@@ -94,6 +94,16 @@ impl Scene<'_> {
         Api::namespaced(self.client.clone(), self.namespace)
     }
 
+    /// Creates a Subscription with a finalizer, and deletes it once it is served.
+    async fn delete_served(&self, name: &str, finalizer: &str) {
+        let mut object: Value = serde_yaml::from_str(&subscription(name, "posts", "")).unwrap();
+        object["metadata"]["finalizers"] = json!([finalizer]);
+        self.create(&object.to_string()).await.unwrap();
+        in_pool(self.cluster, self.namespace, name).await;
+        let parameters = DeleteParams::default();
+        self.own().delete(name, &parameters).await.unwrap();
+    }
+
     /// Tries to create an object with rights on Subscriptions only; the HTTP status of what was refused.
     async fn create(&self, yaml: &str) -> Result<Subscription, u16> {
         let object: Value = serde_yaml::from_str(yaml).unwrap();
@@ -217,9 +227,8 @@ impl Scene<'_> {
         let created = self.create(&extra.to_string()).await.unwrap();
         assert_eq!(created.status.and_then(|status| status.group_id), None);
         let text = serde_json::to_string(&created.spec).unwrap();
-        for unknown in [self.other, "hostNetwork", "authorization"] {
-            assert!(!text.contains(unknown), "{text}");
-        }
+        let unknown = [self.other, "hostNetwork", "authorization"];
+        assert!(unknown.iter().all(|it| !text.contains(it)), "{text}");
         let accepted = self.accepted("pruned").await;
         let status = accepted.status.unwrap();
         assert_eq!(status.group_id, Some(format!("{}.pruned", self.namespace)));
@@ -308,7 +317,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Names whose Deployment or group could be another's.
+    /// Their Deployment or group could be another's.
     async fn names_and_statuses_of_others_can_not_be_taken(&self) {
         let dedicated = "  isolation: Dedicated";
         for name in ["relay", "pool-0", "s-relay", "a.b"] {
@@ -398,12 +407,7 @@ impl Scene<'_> {
 
     /// Deleted is deleted, also for an object that a finalizer of somebody's keeps.
     async fn finalizers_keep_no_delivery_alive(&self) {
-        let mut object: Value = serde_yaml::from_str(&subscription("undead", "posts", "")).unwrap();
-        object["metadata"]["finalizers"] = json!(["example.com/never"]);
-        self.create(&object.to_string()).await.unwrap();
-        in_pool(self.cluster, self.namespace, "undead").await;
-        let deleted = self.own().delete("undead", &DeleteParams::default()).await;
-        deleted.unwrap();
+        self.delete_served("undead", "example.com/never").await;
         eventually(
             LIMIT,
             "a deleted Subscription is served no more",
@@ -421,16 +425,8 @@ impl Scene<'_> {
         let kept: Subscription = self.cluster.get(self.namespace, "undead").await.unwrap();
         assert_eq!(kept.finalizers(), ["example.com/never"]);
         // The operator's own finalizer means nothing without the policy that goes with it.
-        let mut object: Value =
-            serde_yaml::from_str(&subscription("borrowed", "posts", "")).unwrap();
-        object["metadata"]["finalizers"] = json!([names::CLEANUP_FINALIZER]);
-        self.create(&object.to_string()).await.unwrap();
-        in_pool(self.cluster, self.namespace, "borrowed").await;
-        let deleted = self
-            .own()
-            .delete("borrowed", &DeleteParams::default())
+        self.delete_served("borrowed", names::CLEANUP_FINALIZER)
             .await;
-        deleted.unwrap();
         eventually(LIMIT, "it goes", async || {
             match self.own().get_opt("borrowed").await {
                 Ok(None) => Ok(()),

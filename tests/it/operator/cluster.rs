@@ -232,12 +232,8 @@ impl Cluster {
 fn note_secrets(object: &DynamicObject) {
     let is_secret = object.types.as_ref().is_some_and(|it| it.kind == "Secret");
     let values = object.data["stringData"].as_object();
-    for value in values
-        .filter(|_| is_secret)
-        .into_iter()
-        .flat_map(|map| map.values())
-    {
-        produced::note_secret(value.as_str().unwrap_or_default().as_bytes());
+    for (key, value) in values.filter(|_| is_secret).into_iter().flatten() {
+        produced::note_secret(key, value.as_str().unwrap_or_default().as_bytes());
     }
 }
 

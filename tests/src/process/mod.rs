@@ -295,7 +295,7 @@ fn with_config(config: &impl Serialize, mut files: Files) -> Files {
 /// What is in these files may be nowhere else.
 fn note_secrets(files: &Files) {
     let secrets = files.iter().filter(|(name, _)| *name != CONFIG_FILE);
-    secrets.for_each(|(_, contents)| produced::note_secret(contents));
+    secrets.for_each(|(name, contents)| produced::note_secret(name, contents));
 }
 
 fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path, admin: &str) -> Process {

@@ -1,15 +1,17 @@
 //! A private Kafka broker, one node, from Maven artifacts.
 
 mod acls;
+mod credentials;
 mod lane;
 
 pub use acls::{Acl, Operation, Resource};
 pub use lane::Lane;
 
+use self::credentials::{Certificates, KEY_STORE};
 use self::lane::Lanes;
 use super::child::{Process, Signal, Spec};
 use super::{dirs, ports, run, say};
-use crate::{Deadline, eventually, produced};
+use crate::{Deadline, eventually};
 use anyhow::Context;
 use base64::Engine as _;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
@@ -34,8 +36,7 @@ pub const SASL_PASSWORD: &str = "PlantedSecret correct horse";
 /// [`Acl`] is about.
 pub const RESTRICTED_USERS: [&str; 2] = ["restricted-relay", "restricted-consumer"];
 const START_LIMIT: Duration = Duration::from_secs(90);
-/// Prefix of the settings for the TLS listener's key and certificate.
-const KEY_STORE: &str = "listener.name.sasl_ssl.ssl.keystore";
+
 /// A running broker.
 pub struct Kafka {
     installation: Installation,
@@ -111,68 +112,6 @@ impl Kafka {
     /// `host:port` of the listener that asks for the same over TLS, with a certificate that [`Self::ca`] signs.
     pub fn tls_bootstrap(&self) -> String {
         format!("127.0.0.1:{}", self.node.tls_port)
-    }
-
-    /// PEM bundle that signs the certificate of [`Self::tls_bootstrap`], before and after [`Self::renew_certificate`].
-    pub fn ca(&self) -> String {
-        format!(
-            "{}{}",
-            self.node.tls.old.certificate, self.node.tls.new.certificate
-        )
-    }
-
-    /// What signs the first certificate alone.
-    pub fn old_ca(&self) -> String {
-        self.node.tls.old.certificate.clone()
-    }
-
-    /// What signs the renewed certificate alone.
-    pub fn new_ca(&self) -> String {
-        self.node.tls.new.certificate.clone()
-    }
-
-    /// Lets the TLS listener show its next certificate, of another authority, to new connections.
-    pub fn renew_certificate(&self) -> anyhow::Result<()> {
-        let path = self.node.tls.new.path.display();
-        self.alter(
-            &["--entity-type", "brokers", "--entity-name", "1"],
-            &format!("{KEY_STORE}.location={path}\n{KEY_STORE}.type=PEM\n"),
-        )
-    }
-
-    /// Gives a SASL/SCRAM user this password; makes the user when there is none.
-    pub fn set_password(&self, user: &str, password: &str) -> anyhow::Result<()> {
-        self.alter(
-            &["--entity-type", "users", "--entity-name", user],
-            &format!("SCRAM-SHA-512=iterations=4096,password={password}\n"),
-        )
-    }
-
-    /// Takes a user's password away: nobody can log in as this user.
-    pub fn remove_user(&self, user: &str) -> anyhow::Result<()> {
-        let entity = ["--entity-type", "users", "--entity-name", user];
-        self.config_command(&[&entity[..], &["--delete-config", "SCRAM-SHA-512"]].concat())
-    }
-
-    /// Sets configuration of an entity; `settings` is a properties file.
-    fn alter(&self, entity: &[&str], settings: &str) -> anyhow::Result<()> {
-        let file = self
-            .node
-            .dir
-            .join(format!("{:016x}.properties", rand::random::<u64>()));
-        fs::write(&file, settings)?;
-        let path = file.display().to_string();
-        self.config_command(&[entity, &["--add-config-file", &path]].concat())
-    }
-
-    fn config_command(&self, arguments: &[&str]) -> anyhow::Result<()> {
-        run(Command::new("java")
-            .args(self.installation.java_args())
-            .arg("org.apache.kafka.tools.ConfigCommand")
-            .args(["--bootstrap-server", &self.bootstrap(), "--alter"])
-            .args(arguments)
-            .current_dir(&self.node.dir))
-        .map(drop)
     }
 
     /// A listener for a proxy; waits when all are taken.
@@ -276,45 +215,6 @@ struct Node {
     lanes: Vec<(u16, u16)>,
 }
 
-/// The certificate of the TLS listener, and the one that replaces it.
-#[derive(Debug)]
-struct Certificates {
-    old: Certificate,
-    new: Certificate,
-}
-
-/// A certificate that signs itself.
-#[derive(Debug)]
-struct Certificate {
-    /// Key and certificate, as the broker wants them.
-    path: PathBuf,
-    /// PEM.
-    certificate: String,
-}
-
-impl Certificate {
-    fn make(dir: &Path, name: &str) -> anyhow::Result<Self> {
-        let (key, certificate) = (format!("{name}.key"), format!("{name}.crt"));
-        run(Command::new("openssl")
-            .args(["req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"])
-            .args(["-pkeyopt", "ec_paramgen_curve:prime256v1"])
-            .args([
-                "-subj",
-                "/CN=kafka",
-                "-addext",
-                "subjectAltName=IP:127.0.0.1",
-            ])
-            .args(["-keyout", &key, "-out", &certificate])
-            .current_dir(dir))?;
-        let key = fs::read_to_string(dir.join(key))?;
-        let certificate = fs::read_to_string(dir.join(certificate))?;
-        let path = dir.join(format!("{name}.pem"));
-        produced::note_secret(key.as_bytes());
-        fs::write(&path, format!("{key}{certificate}"))?;
-        Ok(Self { path, certificate })
-    }
-}
-
 impl Node {
     fn format(installation: &Installation, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (port, sasl_port) = (ports::free()?, ports::free()?);
@@ -323,10 +223,7 @@ impl Node {
         let lanes = lane::ports()?;
         let [listeners, advertised, protocols] = lane::properties(&lanes);
         let fixed = fs::read_to_string(dirs::tests_dir().join("kafka/server.properties"))?;
-        let tls = Certificates {
-            old: Certificate::make(&dir, "old")?,
-            new: Certificate::make(&dir, "new")?,
-        };
+        let tls = Certificates::make(&dir)?;
         let own = format!(
             "controller.quorum.voters=1@127.0.0.1:{controller}\n\
              listeners=PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:{sasl_port},SASL_SSL://127.0.0.1:{tls_port},CONTROLLER://127.0.0.1:{controller}{listeners}\n\
