@@ -454,7 +454,7 @@ mod tests {
         };
         let answers = vec![Answer::Deleted, Answer::of(&status)];
         let (reason, message) = reason_of(judge(&Positions::Asked(answers)));
-        assert_eq!(reason, "PermissionDenied");
+        assert_eq!(reason, "SourcePermissionDenied");
         assert!(message.ends_with("delete on fanout.topics"), "{message}");
         let deleted = RelayStatus {
             positions_deleted: true,
