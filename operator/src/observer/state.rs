@@ -294,7 +294,10 @@ impl State {
         let subscriptions = self.subscriptions.iter().map(|(uid, subscription)| {
             let seen = &subscription.seen.progress;
             let drift = write::drift(&subscription.shown, seen, subscription.at_zero, time);
-            (uid, drift.or(subscription.is_unsaved(now).then_some(1.0)))
+            (
+                uid,
+                drift.or_else(|| subscription.is_unsaved(now).then_some(1.0)),
+            )
         });
         let due: Vec<(String, f64)> = topics
             .chain(subscriptions)
