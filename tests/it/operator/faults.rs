@@ -147,10 +147,10 @@ impl Stage<'_> {
         }
         let config = serde_yaml::from_slice::<ConsumerConfig>(&files[names::CONFIG_FILE]);
         let topic = format!("{}.posts", self.namespace);
-        let live = self.broker.describe_topic(&topic).await?;
-        let partitions = live.context("the topic")?.partitions;
         let mut missing = Vec::new();
         for entry in config.into_iter().flat_map(|config| config.subscriptions) {
+            let live = self.broker.describe_topic(&topic).await?;
+            let partitions = live.context("the topic")?.partitions;
             let committed = self.broker.committed(&entry.group_id, &topic).await?;
             if committed.len() < usize::try_from(partitions)? {
                 missing.push(entry.name);

@@ -184,6 +184,7 @@ impl Played {
                 config_hash,
                 generation: config.generation,
                 source_checked: true,
+                positions_deleted: config.delete_positions,
                 pending: Some(Pending {
                     rows: 1234,
                     oldest_event_time: Some("2026-01-01T00:00:00Z".to_owned()),

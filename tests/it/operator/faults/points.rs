@@ -2,7 +2,7 @@
 //! and runs with an API server in trouble.
 
 use super::Stage;
-use super::scenario::{change, create, ends_as, settled, starts_where_first_recorded};
+use super::scenario::{change, create, delete, ends_as, settled, starts_where_first_recorded};
 use super::state::State;
 use super::troubles::Trouble;
 use crate::operator::CANARIES;
@@ -45,6 +45,7 @@ async fn undisturbed(cluster: &Cluster) -> Undisturbed {
     let created = settled(&mut stage).await;
     change(&mut stage).await;
     let end = settled(&mut stage).await;
+    delete(&mut stage).await;
     assert_eq!(stage.restarts, 0);
     let writes = stage.api.writes();
     let labels: Vec<String> = writes
@@ -113,6 +114,7 @@ async fn run(cluster: &Cluster, expected: &Undisturbed, disturbance: Disturbance
     starts_where_first_recorded(&stage).await;
     change(&mut stage).await;
     ends_as(&mut stage, &expected.end, &what).await;
+    delete(&mut stage).await;
     let log = stage.operator.log();
     for canary in CANARIES {
         assert!(!log.contains(canary), "{canary} is in the log");

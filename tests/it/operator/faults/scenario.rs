@@ -4,14 +4,19 @@ use super::Stage;
 use super::state::{self, State};
 use crate::operator::cluster::{LIMIT, reads};
 use crate::operator::{secrets, subscription, topic};
+use fanout_contract::names;
 use fanout_crds::condition::READY;
+use fanout_crds::deletion::CLEANUP_INCOMPLETE;
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_tests::eventually;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Resource, ResourceExt};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
+/// What the operator made outside of Kubernetes goes with the object.
+const DELETE: &str = "  deletionPolicy: Delete";
 /// Nothing more happens after so long without a write.
 const QUIET: Duration = Duration::from_secs(6);
 
@@ -20,10 +25,11 @@ pub(crate) async fn create(stage: &mut Stage<'_>) {
     let (cluster, namespace) = (stage.cluster, stage.namespace.clone());
     cluster.apply(&namespace, &secrets()).await;
     let topic = topic("posts", &stage.kafka.bootstrap());
-    cluster.apply(&namespace, &topic).await;
-    let latest = subscription("latest", "posts", "").replace("Earliest", "Latest");
+    cluster.apply(&namespace, &format!("{topic}{DELETE}")).await;
+    let latest = subscription("latest", "posts", DELETE).replace("Earliest", "Latest");
     cluster.apply(&namespace, &latest).await;
-    let alone = subscription("alone", "posts", "  isolation: Dedicated");
+    let dedicated = format!("{DELETE}\n  isolation: Dedicated");
+    let alone = subscription("alone", "posts", &dedicated);
     cluster.apply(&namespace, &alone).await;
     ready(stage, &["latest", "alone"]).await;
     stage.flowing = false;
@@ -51,6 +57,42 @@ pub(crate) async fn change(stage: &mut Stage<'_>) {
         .await
         .unwrap();
     ready(stage, &["latest"]).await;
+}
+
+/// Everything is deleted at once: nothing is left on the API server nor on the broker, and nothing was given up.
+pub(crate) async fn delete(stage: &mut Stage<'_>) {
+    let (cluster, namespace) = (stage.cluster, stage.namespace.clone());
+    let now = DeleteParams::default();
+    let subscriptions = cluster.api::<Subscription>(&namespace);
+    subscriptions.delete("latest", &now).await.unwrap();
+    let topics = cluster.api::<FanoutTopic>(&namespace);
+    topics.delete("posts", &now).await.unwrap();
+    let name = format!("{namespace}.posts");
+    eventually(LIMIT, "nothing is left", async || {
+        stage.tick().await?;
+        for topic in [names::dead_letter_topic(&name), name.clone()] {
+            let found = stage.broker.describe_topic(&topic).await?;
+            anyhow::ensure!(found.is_none(), "{found:?}");
+        }
+        for subscription in ["latest", "alone"] {
+            let group = format!("{namespace}.{subscription}");
+            let committed = stage.broker.committed(&group, &name).await?;
+            anyhow::ensure!(committed.is_empty(), "{group}: {committed:?}");
+        }
+        let left = state::read(stage).await?;
+        let left: Vec<&String> = left.keys().filter(|name| name.contains('/')).collect();
+        anyhow::ensure!(left.is_empty(), "{left:?}");
+        anyhow::Ok(())
+    })
+    .await;
+    let events = cluster.api::<Event>(&namespace);
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    let given_up: Vec<_> = events
+        .iter()
+        .filter(|event| event.reason.as_deref() == Some(CLEANUP_INCOMPLETE))
+        .map(|event| event.note.as_deref())
+        .collect();
+    assert_eq!(given_up, Vec::<Option<&str>>::new());
 }
 
 /// Waits until the topic and `subscriptions` are Ready at their generations.
