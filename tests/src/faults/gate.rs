@@ -1,6 +1,6 @@
 //! A TCP port that can be closed, with every connection on it, and opened again.
 
-use super::super::services::ports;
+use crate::services::ports;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::{TcpListener, TcpStream};

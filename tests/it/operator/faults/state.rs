@@ -211,7 +211,9 @@ fn compare(path: &str, expected: Option<&Value>, found: Option<&Value>, lines: &
             }
         }
         (expected, found) if expected != found => {
-            let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
+            let text = |value: Option<&Value>| {
+                value.map_or_else(|| "nothing".to_owned(), Value::to_string)
+            };
             lines.push(format!(
                 "{path}: {} instead of {}",
                 text(found),
@@ -234,7 +236,7 @@ mod tests {
             json!({"metadata": {"namespace": "stage-1", "uid": "a", "labels": {"stage-1.x": "y"}}});
         let state = |object: Value| State::from([("it".to_owned(), names.replace(object))]);
         let one = state(object.clone());
-        let mut other = object.clone();
+        let mut other = object;
         other["metadata"]["uid"] = json!("b");
         assert_eq!(
             differences(&one, &state(other.clone())),
