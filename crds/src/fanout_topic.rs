@@ -177,7 +177,7 @@ pub struct KafkaBroker {
     #[serde(default)]
     pub auth: KafkaAuth,
     /// Principal of the consumers, which need to read the topic, commit in their groups and write to the dead
-    /// letter topic. Absent: the same as auth.
+    /// letter topic; the operator reads and commits offsets of these groups as it. Absent: the same as auth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumer_auth: Option<KafkaAuth>,
     /// The Kafka topic, which the operator creates.

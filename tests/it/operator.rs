@@ -2,6 +2,7 @@
 //! workers are played.
 
 mod attempts;
+mod bad_input;
 mod cluster;
 mod deletion;
 mod faults;
