@@ -15,6 +15,9 @@ pub(crate) const FIELD_MANAGER: &str = "fanout-operator";
 /// Owner of the status of both kinds.
 pub(crate) const STATUS_MANAGER: &str = "fanout-operator/status";
 
+/// Owner of what had to be recorded although the status as a whole could not be written.
+const RECORD_MANAGER: &str = "fanout-operator/record";
+
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
@@ -310,6 +313,33 @@ fn status_patch<K: Resource<DynamicType = ()>>(
         "metadata": {"name": name, "uid": meta.uid, "resourceVersion": meta.resource_version},
         "status": status,
     })
+}
+
+/// Adds `part` to the status of `object`, whatever was written since. Never replaces what is recorded already: then the API
+/// server refuses with a conflict. Nothing happens when the object is gone.
+pub(crate) async fn record<K, S>(api: &Api<K>, object: &K, part: &S) -> Result<(), ApplyError>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
+    S: Serialize,
+{
+    let name = object.name_any();
+    let mut patch = status_patch::<K>(&name, object.meta(), part);
+    if let Some(metadata) = patch["metadata"].as_object_mut() {
+        metadata.remove("resourceVersion");
+    }
+    // Not by force, and as somebody else: a value that the status' owner has set otherwise is a conflict.
+    match api
+        .patch_status(
+            &name,
+            &PatchParams::apply(RECORD_MANAGER),
+            &Patch::Apply(patch),
+        )
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(error) => Err(failed::<K>("write status of", &name)(error)),
+    }
 }
 
 /// Applies the whole status of `object`, whose API is `api`, and returns the object as it is stored now.

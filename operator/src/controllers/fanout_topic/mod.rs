@@ -23,7 +23,7 @@ use build::WorkerObjects;
 use fanout_contract::names;
 use fanout_crds::condition::{POSITION_INITIALIZED, reason};
 use fanout_crds::subscription::Ordering;
-use fanout_crds::{FanoutTopic, Subscription};
+use fanout_crds::{FanoutTopic, FanoutTopicStatus, Subscription};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, ServiceAccount};
 use k8s_openapi::jiff::Timestamp;
@@ -79,15 +79,22 @@ pub(crate) async fn reconcile(
         Err(error) => Err(error),
     };
     match &converged {
-        Err(error) if error.namespace_terminating() => return Ok(Action::await_change()),
+        Err(error) if error.namespace_terminating() => {
+            keep_identity(&ctx, &topic, &outcome.identity).await?;
+            return Ok(Action::await_change());
+        }
         // Somebody else wrote at the same moment: no news for anybody.
         Err(error) if error.class() == Class::Conflict => {
+            keep_identity(&ctx, &topic, &outcome.identity).await?;
             return converged.map(|()| Action::await_change());
         }
         Err(error) => outcome.failure = Some(error.finding()),
         Ok(()) => {}
     }
     let written = write_status(&ctx, &topic, &outcome).await;
+    if matches!(&written, Err(error) if error.class() == Class::Conflict) {
+        keep_identity(&ctx, &topic, &outcome.identity).await?;
+    }
     converged?;
     let status = written?;
     // Also where a human has to mend it: in Kafka nobody tells when it is done.
@@ -102,6 +109,28 @@ pub(crate) async fn reconcile(
     } else {
         Action::requeue(UNSETTLED)
     })
+}
+
+/// What Kafka told is recorded also where the status as a whole can't be written. Without it nobody would know the topics
+/// that were just created, least of all a deletion that has begun meanwhile.
+async fn keep_identity(
+    ctx: &Context,
+    topic: &FanoutTopic,
+    identity: &Identity,
+) -> Result<(), Error> {
+    if *identity == Identity::recorded(topic) {
+        return Ok(());
+    }
+    let part = FanoutTopicStatus {
+        cluster_id: identity.cluster_id.clone(),
+        topic_name: identity.topic_name.clone(),
+        topic_id: identity.topic_id.clone(),
+        dead_letter_topic_id: identity.dead_letter_topic_id.clone(),
+        ..FanoutTopicStatus::default()
+    };
+    let api: Api<FanoutTopic> =
+        Api::namespaced(ctx.client.clone(), &topic.namespace().unwrap_or_default());
+    Ok(apply::record(&api, topic, &part).await?)
 }
 
 async fn write_status(
