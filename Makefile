@@ -45,5 +45,5 @@ bench: ## measure, and print a table (BENCH=relay, BENCH=objects, BENCH='objects
 	cargo bench --quiet --workspace --bench bench -- $(BENCH)
 
 .PHONY: generate
-generate: ## write the files that are made from code: CRDs, chart copies, manifests
+generate: ## write the files that are made from code: CRDs, chart copies, manifests, reference documentation
 	@bash crds/generate.sh

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes what is generated from the API types and the chart: the CRDs, their copies in the chart, and manifests/*.yaml.
+# Writes what is generated from the code and the chart: the CRDs, their copies in the chart, manifests/*.yaml, and
+# docs/reference.
 #
 #   crds/generate.sh            writes the files
 #   crds/generate.sh FOLDER     renders manifests into FOLDER instead and changes nothing else; tests compare the two
@@ -35,3 +36,7 @@ YAML
 header='# Rendered from charts/fanout-operator by `make generate`. Do not edit.'
 { echo "$header" && render --show-only templates/crds.yaml; } >"$out/crds.yaml"
 { echo "$header" && namespace && render; } >"$out/install.yaml"
+
+if [ $# -eq 0 ]; then
+  cargo run --quiet -p fanout-tests --bin fanout-reference
+fi

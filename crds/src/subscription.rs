@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
     validation = Rule::new("size(self.metadata.name) <= 40").message("metadata.name must be at most 40 characters long"),
     printcolumn(name = "Topic", type_ = "string", json_path = ".spec.topicRef.name", description = "FanoutTopic the events come from."),
     printcolumn(name = "Sink", type_ = "string", json_path = ".status.sink", description = "Kind of receiver."),
-    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "True when the workers run this generation and events get through."),
+    printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "True when the worker runs this generation; Reason says what keeps events from getting through all the same."),
     printcolumn(name = "Depth", type_ = "integer", json_path = ".status.depth", description = "Log records not yet completed, counted before the filter."),
     printcolumn(name = "Oldest", type_ = "date", json_path = ".status.oldestEventTime", description = "Age of the oldest record not yet completed."),
     printcolumn(name = "Workers", type_ = "string", json_path = ".status.workers", description = "Ready workers of those wanted."),

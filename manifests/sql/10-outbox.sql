@@ -46,6 +46,21 @@ alter table :table add constraint outbox_xid check (xid = pg_current_xact_id()) 
 -- The columns a FanoutTopic matches on, then xid, shard. For a FanoutTopic with an empty match: (xid, shard).
 create index on :table (topic, xid, shard);
 
+comment on table :table is 'Events to publish. Applications insert, relays read and, some time after publishing, delete; nobody updates.';
+comment on column :table.id is 'Order of the events of a key. The record carries it as ce_sequence.';
+comment on column :table.event_id is 'Id of the event, the same on every repeat.';
+comment on column :table.topic is 'Name of the FanoutTopic, unless that matches on other columns.';
+comment on column :table.key is 'Events of one key are published in the order of their commits. Null: ordered with nothing.';
+comment on column :table.type is 'CloudEvents type, for example post.created. Not empty.';
+comment on column :table.subject is 'CloudEvents subject.';
+comment on column :table.content_type is 'Media type of the payload.';
+comment on column :table.headers is 'Further CloudEvents attributes: an object of texts, numbers and booleans.';
+comment on column :table.traceparent is 'W3C trace context of the transaction that wrote the event.';
+comment on column :table.payload is 'Data of the event, passed on byte for byte.';
+comment on column :table.created_at is 'CloudEvents time; retention counts from it.';
+comment on column :table.xid is 'Transaction that wrote the row: by it a relay knows what became visible.';
+comment on column :table.shard is 'Part of the key space, 0 to 63: relays divide these among themselves.';
+
 grant select, delete on :table to :"relay_role";
 
 \if :{?app_role}

@@ -20,3 +20,4 @@ mod operator;
 mod previous;
 mod relay;
 mod relay_review;
+mod runbooks;

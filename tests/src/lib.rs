@@ -12,6 +12,7 @@
 
 pub mod checker;
 pub mod configs;
+pub mod documents;
 pub mod faults;
 pub mod fleet;
 pub mod objects;
