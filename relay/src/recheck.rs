@@ -32,10 +32,9 @@ pub async fn run(
         };
         match login {
             Err(failure) if failure.class.needs_human() => stats.source(Err(failure)),
-            // That the server does not answer is for those to tell who need an answer.
-            Err(_) => {}
             Ok(()) if stats.status().source_error.is_some() => stats.source(Ok(())),
-            Ok(()) => {}
+            // That the server does not answer is for those to tell who need an answer.
+            Ok(()) | Err(_) => {}
         }
         if let Err(failure) = checked
             && failure.class.needs_human()

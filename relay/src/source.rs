@@ -186,10 +186,6 @@ pub fn classify(error: &sqlx::Error) -> Failure {
             SourceError::SourceTlsFailed,
             "the TLS handshake with the database failed: check sslmode and spec.source.postgres.caSecretRef",
         ),
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => failure(
-            SourceError::SourceUnreachable,
-            "the database does not answer: check host and port of spec.source.postgres.urlSecretRef and the network",
-        ),
         sqlx::Error::Configuration(_) => failure(
             SourceError::SourceUrlInvalid,
             "spec.source.postgres.urlSecretRef or caSecretRef can't be used",
@@ -200,6 +196,7 @@ pub fn classify(error: &sqlx::Error) -> Failure {
             SourceError::SourceQueryFailed,
             "the database answered in an unexpected form",
         ),
+        // No answer, or none in time; whatever else a later driver tells apart is tried again, too.
         _ => failure(
             SourceError::SourceUnreachable,
             "the database does not answer: check host and port of spec.source.postgres.urlSecretRef and the network",

@@ -88,7 +88,7 @@ fn runnable(command: &str, namespace: &str) -> Option<String> {
     let verb = words
         .next()
         .filter(|program| *program == "kubectl")
-        .and(words.next())?;
+        .and_then(|_| words.next())?;
     if !command.contains(".fanout.dev") || command.contains(" crd ") || command.contains('>') {
         return None;
     }

@@ -3,6 +3,7 @@
 use crate::markdown::{code, page as start, table};
 use crate::read;
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 /// A table as its script creates it.
 #[derive(Debug)]
@@ -23,9 +24,9 @@ pub(crate) fn page() -> anyhow::Result<String> {
          the relays: reading is safe, writing while a relay runs is not.",
     );
     for table_of in tables()? {
-        page.push_str(&format!("\n## {}\n\n", table_of.name));
+        write!(page, "\n## {}\n\n", table_of.name)?;
         if !table_of.comment.is_empty() {
-            page.push_str(&format!("{}\n\n", table_of.comment));
+            write!(page, "{}\n\n", table_of.comment)?;
         }
         let rows = table_of
             .columns

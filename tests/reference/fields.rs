@@ -4,6 +4,7 @@ use crate::markdown::{code, join, page as start, table};
 use anyhow::Context as _;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
+use std::fmt::Write as _;
 
 /// The page of a kind.
 pub(crate) fn page(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
@@ -49,7 +50,7 @@ pub(crate) fn page(crd: &CustomResourceDefinition) -> anyhow::Result<String> {
         }),
     ));
     for part in ["spec", "status"] {
-        page.push_str(&format!("\n## {part}\n\n"));
+        write!(page, "\n## {part}\n\n")?;
         let mut rows = Vec::new();
         walk(part, &schema["properties"][part], false, &mut rows);
         page.push_str(&table(

@@ -2,6 +2,7 @@
 
 use crate::markdown::{code, join, page as start, table};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
 /// The page.
 pub(crate) fn page() -> anyhow::Result<String> {
@@ -16,7 +17,7 @@ pub(crate) fn page() -> anyhow::Result<String> {
         ("Relay", fanout_relay::stats::sample_metrics()?),
         ("Consumers", fanout_consumers::sample_metrics()?),
     ] {
-        page.push_str(&format!("\n## {program}\n\n"));
+        write!(page, "\n## {program}\n\n")?;
         let rows = families(&text).into_iter().map(Family::row);
         page.push_str(&table(
             ["Series", "Type", "Unit", "Labels", "Meaning"],

@@ -27,7 +27,8 @@ pub fn documents() -> Vec<Document> {
         for entry in std::fs::read_dir(root().join(folder)).expect("a folder") {
             let path = entry.expect("an entry").path();
             let name = path.file_name().and_then(|name| name.to_str());
-            let Some(name) = name.filter(|name| name.ends_with(".md")) else {
+            let is_page = path.extension().is_some_and(|it| it == "md");
+            let Some(name) = name.filter(|_| is_page) else {
                 continue;
             };
             all.push(Document {

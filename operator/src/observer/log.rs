@@ -84,8 +84,8 @@ pub(super) async fn read(clusters: &Clusters, target: &TopicTarget) -> Result<Re
         Ok(Reading {
             topic,
             marks,
-            committed,
             refused,
+            committed,
         })
     };
     tokio::time::timeout(DEADLINE, reading)

@@ -97,7 +97,7 @@ mod tests {
         let moved = unsaved.after(&saved, Some(&offsets([(0, 9)])), start + AT_REST);
         assert!(moved.is_due(true, start + AT_WORK));
         let written = moved.written(start + AT_WORK);
-        assert!(!written.is_due(true, start + AT_WORK * 2 - AT_REST));
+        assert!(!written.is_due(true, start + (AT_WORK * 2).saturating_sub(AT_REST)));
         assert!(written.is_due(true, start + AT_WORK * 2));
     }
 

@@ -144,8 +144,8 @@ fn of_event(event: &Value) -> Vec<(Right, bool)> {
     let Some((right, refused)) = request(event) else {
         return Vec::new();
     };
-    let created = event["responseStatus"]["code"] == 201;
-    let creates = (right.verb == "patch" && created).then(|| Right {
+    let made = event["responseStatus"]["code"] == 201;
+    let creates = (right.verb == "patch" && made).then(|| Right {
         verb: "create".to_owned(),
         ..right.clone()
     });

@@ -137,7 +137,7 @@ async fn write_status(
     ctx: &Context,
     topic: &FanoutTopic,
     outcome: &Outcome,
-) -> Result<fanout_crds::FanoutTopicStatus, Error> {
+) -> Result<FanoutTopicStatus, Error> {
     let fit = |status| ctx.served.fit(&FanoutTopic::kind(&()), status);
     let mut status = fit(status::next(topic, outcome, Timestamp::now()));
     let changed = topic.status.as_ref() != Some(&status);
@@ -185,13 +185,7 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
         }
     };
 
-    let needed = |namespace: &str, name: &str| {
-        ctx.stores.topic(namespace, name).is_some()
-            || !ctx.stores.subscriptions_of(namespace, name).is_empty()
-            || !ctx.stores.cleaned_up_of(namespace, name).is_empty()
-    };
-    ctx.accesses
-        .remember((&namespace, &name), &valid.producer.params, needed);
+    remember_access(ctx, &valid, (&namespace, &name));
     // One that can't be read may want its order, too.
     let ordered = !undecodable.is_empty()
         || subscriptions
@@ -249,6 +243,16 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
             reports: reports::relays(ctx, &namespace, &relay),
         });
     Ok(())
+}
+
+/// Keeps how Kafka is reached for deletions that come after the Secrets are gone.
+fn remember_access(ctx: &Context, valid: &ValidTopic, topic: (&str, &str)) {
+    let needed = |namespace: &str, name: &str| {
+        ctx.stores.topic(namespace, name).is_some()
+            || !ctx.stores.subscriptions_of(namespace, name).is_empty()
+            || !ctx.stores.cleaned_up_of(namespace, name).is_empty()
+    };
+    ctx.accesses.remember(topic, &valid.producer.params, needed);
 }
 
 fn conflict(

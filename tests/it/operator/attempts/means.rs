@@ -63,8 +63,8 @@ pub(super) async fn grant(cluster: &Cluster, namespace: &str) {
     .unwrap();
     let parameters = PostParams::default();
     let client = cluster.client.clone();
-    let roles: Api<Role> = Api::namespaced(client.clone(), namespace);
-    roles.create(&parameters, &role).await.unwrap();
+    let api: Api<Role> = Api::namespaced(client.clone(), namespace);
+    api.create(&parameters, &role).await.unwrap();
     let bindings: Api<RoleBinding> = Api::namespaced(client, namespace);
     bindings.create(&parameters, &bound).await.unwrap();
 }

@@ -100,9 +100,11 @@ impl Board {
                 rows.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(limit, looked).await.is_err() {
-            panic!("not within {limit:?}: {what} of {key:?}; last seen: {last}");
-        }
+        let in_time = tokio::time::timeout(limit, looked).await.is_ok();
+        assert!(
+            in_time,
+            "not within {limit:?}: {what} of {key:?}; last seen: {last}"
+        );
         begun.elapsed()
     }
 }

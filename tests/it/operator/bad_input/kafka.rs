@@ -22,6 +22,7 @@ pub(super) async fn all(scene: &Scene) {
         forbidden_to_create(scene),
         too_many_replicas(scene),
         drift(scene),
+        found(scene),
     );
 }
 
@@ -342,9 +343,12 @@ async fn drift(scene: &Scene) {
             async || scene.apply(&document(4, ", allowReorder: true")).await,
         )
         .await;
-    // A topic that exists with more partitions than the spec of a FanoutTopic that finds it.
-    let found = scene.kafka_topic("found");
-    scene.kafka.create_topic(&found, 4, &[]).await;
+}
+
+/// A topic that exists with more partitions than the spec of a FanoutTopic that finds it.
+async fn found(scene: &Scene) {
+    let kafka_topic = scene.kafka_topic("found");
+    scene.kafka.create_topic(&kafka_topic, 4, &[]).await;
     let document = |partitions: i32| {
         let settings = format!("partitions: {partitions}");
         topic("found", "database", &scene.cluster.bootstrap, &settings)
@@ -353,11 +357,15 @@ async fn drift(scene: &Scene) {
         .case(
             Said {
                 object: scene.topic("found"),
-                ..drifted(&[
+                condition: LOG_READY,
+                value: "True",
+                reason: "TopicDrifted",
+                words: &[
                     "spec.broker.kafka.topic.partitions is 2",
                     "has 4",
                     "set it to 4",
-                ])
+                ],
+                stalled: false,
             },
             async || scene.apply(&document(2)).await,
             async || scene.apply(&document(4)).await,

@@ -55,7 +55,7 @@ pub(super) struct Scene {
     pub(super) board: Board,
     kubelet: Kubelet,
     operator: Operator,
-    _steady: Receiver,
+    steady: Receiver,
     written: Arc<Mutex<Vec<String>>>,
     stop: CancellationToken,
     writer: tokio::task::JoinHandle<()>,
@@ -82,7 +82,7 @@ impl Scene {
             board,
             kubelet,
             operator,
-            _steady: steady,
+            steady,
             written,
             stop,
             writer,
@@ -95,7 +95,7 @@ impl Scene {
         scene
             .apply(&topic(POSTS, "database", &bootstrap, "partitions: 3"))
             .await;
-        let url = scene._steady.url().to_owned();
+        let url = scene.steady.url().to_owned();
         scene.apply(&subscription(STEADY, POSTS, &url, "")).await;
         scene.is_well(&scene.topic(POSTS)).await;
         scene.is_well(&scene.subscription(STEADY)).await;

@@ -188,7 +188,7 @@ async fn access(scene: &Scene) {
             async || {
                 scene
                     .secret(secret, &[("url", &url("wr0ng-passw0rd", &database))])
-                    .await
+                    .await;
             },
             async || scene.secret(secret, &[("url", &right)]).await,
         )
@@ -209,7 +209,7 @@ async fn access(scene: &Scene) {
             async || {
                 scene
                     .secret(secret, &[("url", &url(PASSWORD, "nowhere"))])
-                    .await
+                    .await;
             },
             async || scene.secret(secret, &[("url", &right)]).await,
         )
@@ -246,7 +246,7 @@ async fn secret_of_the_topic(scene: &Scene, name: &str, secret: &str, url: &str)
                         .delete(secret, &DeleteParams::default())
                         .await
                         .unwrap(),
-                )
+                );
             },
             async || scene.secret(secret, &[("url", url)]).await,
         )
@@ -265,7 +265,7 @@ async fn secret_of_the_topic(scene: &Scene, name: &str, secret: &str, url: &str)
             async || {
                 scene
                     .patch::<Secret>(secret, json!({"data": {"url": null}}))
-                    .await
+                    .await;
             },
             async || scene.secret(secret, &[("url", url)]).await,
         )

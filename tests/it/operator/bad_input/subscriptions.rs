@@ -82,7 +82,6 @@ async fn specs(scene: &Scene) {
     };
     let filter = |filter: Value| json!({"spec": {"filter": filter}});
     let url = |url: &str| json!({"spec": {"sink": {"webhook": {"url": url}}}});
-    let isolation = |isolation: &str| json!({"spec": {"isolation": isolation}});
     let refused: &[&str] = &["spec.sink.webhook.url", "refused", "by another address"];
     let cases = [
         (
@@ -136,14 +135,22 @@ async fn specs(scene: &Scene) {
             )
             .await;
     }
-    // A newer version's: it is delivered to as before.
+    newer(scene, name, &hook).await;
+}
+
+/// A Subscription that a newer version wrote: it is delivered to as before.
+async fn newer(scene: &Scene, name: &str, hook: &Receiver) {
+    let isolation = |isolation: &str| json!({"spec": {"isolation": isolation}});
     scene
         .case(
-            said(
-                READY,
-                "SpecInvalid",
-                &["spec.isolation", "can't decode", "goes on unchanged"],
-            ),
+            Said {
+                object: scene.subscription(name),
+                condition: READY,
+                value: "False",
+                reason: "SpecInvalid",
+                words: &["spec.isolation", "can't decode", "goes on unchanged"],
+                stalled: true,
+            },
             async || {
                 scene.patch::<Subscription>(name, isolation("Newer")).await;
                 // Its topic is looked at anew meanwhile.

@@ -23,6 +23,7 @@ fn events(from: usize, to: usize) -> Vec<String> {
 /// although Kafka forgot it, the topic grew, and operator and workers were made anew. In another namespace the operator is
 /// away when it happens: nothing is lost there either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::too_many_lines, reason = "one story, told in its order")]
 async fn positions_outlive_groups_that_kafka_has_forgotten() {
     let kafka = tokio::task::spawn_blocking(|| {
         Kafka::start_with(&[
