@@ -67,8 +67,8 @@ async fn what_was_read_before_retention_overtook_it_is_still_delivered() {
     numbers.sort_unstable();
     let read = numbers.iter().take_while(|n| **n < REMOVED).count();
     let read = i64::try_from(read).unwrap();
-    // What it holds at once, beside what the client has ready.
-    assert!((2_000..REMOVED).contains(&read), "{read}");
+    // More than what was on its way to the endpoint: how much more the client had ready is a matter of time.
+    assert!((33..REMOVED).contains(&read), "{read}");
     assert!(
         (0..read).chain(REMOVED..ALL).eq(numbers),
         "a hole in what was read"
