@@ -6,7 +6,7 @@
 //!
 //! | group | resource | verbs | where |
 //! |---|---|---|---|
-//! | fanout.dev | fanouttopics, subscriptions | list, watch, patch (the finalizer alone) | cluster |
+//! | fanout.dev | fanouttopics, subscriptions | get, list, watch, patch (the finalizer alone) | cluster |
 //! | fanout.dev | fanouttopics/status, subscriptions/status | patch | cluster |
 //! | apps | deployments | get, list, watch, create, patch, delete | cluster |
 //! | "" | configmaps, secrets, serviceaccounts | get, list, watch, create, patch, delete | cluster |

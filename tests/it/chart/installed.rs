@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 
 /// Everything the operator may do: namespace (`*` for the whole cluster), group (`-` for the core one), resource, verbs.
 const GRANTED: &str = "\
-    * fanout.dev fanouttopics list watch patch
-    * fanout.dev subscriptions list watch patch
+    * fanout.dev fanouttopics get list watch patch
+    * fanout.dev subscriptions get list watch patch
     * fanout.dev fanouttopics/status patch
     * fanout.dev subscriptions/status patch
     * apps deployments get list watch create patch delete
@@ -33,8 +33,8 @@ const GRANTED: &str = "\
 
 /// Samples of what it may not do.
 const REFUSED: &str = "\
-    any fanout.dev fanouttopics get create update delete
-    any fanout.dev subscriptions get create update delete
+    any fanout.dev fanouttopics create update delete
+    any fanout.dev subscriptions create update delete
     any - pods get create delete
     any - pods/exec create
     any - serviceaccounts/token create
