@@ -110,7 +110,7 @@ async fn the_relay_has_the_rights_it_needs_and_no_others() {
         "update outbox set type = 'u'",
         "create table fanout.t (a int)",
         "update fanout.positions set seq = 0",
-        "delete from fanout.ranges",
+        "delete from fanout.schema_version",
         "update fanout.topics set cluster_id = ''",
         "truncate outbox",
     ] {
