@@ -81,18 +81,27 @@ async fn a_deletion_follows_the_policy_and_touches_nothing_of_others() {
 
 async fn what_waits_says_why_and_is_called_off_by_the_policy(cluster: &Cluster, namespace: &str) {
     delete::<FanoutTopic>(cluster, namespace, "posts").await;
-    let waiting = cluster
-        .topic(namespace, "posts", READY, "False/Deleting")
+    // At first it may wait for workers that were just being made.
+    cluster
+        .until(
+            namespace,
+            "posts",
+            "what it waits for",
+            |topic: &FanoutTopic| {
+                let conditions = topic.status.as_ref().map(|status| &status.conditions);
+                let ready = conditions
+                    .into_iter()
+                    .flatten()
+                    .find(|it| it.type_ == READY && it.reason == "Deleting");
+                let message = ready.map_or("", |ready| &ready.message);
+                if message.starts_with("the relay's positions and the Kafka topics: 0 of 0") {
+                    Ok(())
+                } else {
+                    Err(message.to_owned())
+                }
+            },
+        )
         .await;
-    let conditions = waiting.status.unwrap().conditions;
-    let ready = conditions.iter().find(|it| it.type_ == READY).unwrap();
-    assert!(
-        ready
-            .message
-            .starts_with("the relay's positions and the Kafka topics: 0 of 0"),
-        "{}",
-        ready.message
-    );
     // Its Subscription, which is not deleted, has no worker any more.
     let found = cluster
         .subscription(namespace, "plain", READY, "False/TopicNotFound")
@@ -134,6 +143,9 @@ async fn a_topic_that_another_one_claims_stays(cluster: &Cluster) {
     let name = format!("topic: {{name: {namespace}.posts, ");
     let claim = deleting(&topic("posts", &cluster.bootstrap)).replace("topic: {", &name);
     cluster.apply(younger, &claim).await;
+    cluster
+        .topic(younger, "posts", READY, "False/NameConflict")
+        .await;
     delete::<FanoutTopic>(cluster, namespace, "posts").await;
     gone::<FanoutTopic>(cluster, namespace, "posts").await;
     let told = notes(cluster, namespace).await;
