@@ -127,6 +127,16 @@ async fn what_waits_says_why_and_is_called_off_by_the_policy(cluster: &Cluster, 
     assert!(!kafka.committed(&group, &name).await.unwrap().is_empty());
 }
 
+/// The one event of an object that is gone: it is published after the finalizer went.
+async fn told(cluster: &Cluster, namespace: &str) -> Vec<(String, String)> {
+    fanout_tests::eventually(LIMIT, "what stayed is told", async || {
+        let told = notes(cluster, namespace).await;
+        anyhow::ensure!(!told.is_empty(), "nothing");
+        anyhow::Ok(told)
+    })
+    .await
+}
+
 /// The younger one waits for the Kafka topic of the older one, which is deleted with `Delete`.
 async fn a_topic_that_another_one_claims_stays(cluster: &Cluster) {
     let namespace = &cluster.server.namespace("older").await;
@@ -139,6 +149,14 @@ async fn a_topic_that_another_one_claims_stays(cluster: &Cluster) {
     let found = cluster
         .topic(namespace, "posts", LOG_READY, "True/Succeeded")
         .await;
+    // Kubernetes counts creation times in seconds; within one second the uid would decide who is the older one.
+    let created = found.metadata.creation_timestamp.clone().unwrap().0;
+    fanout_tests::eventually(LIMIT, "another second", async || {
+        let now = k8s_openapi::jiff::Timestamp::now();
+        anyhow::ensure!(now.as_second() > created.as_second(), "{now}");
+        anyhow::Ok(())
+    })
+    .await;
     let id = found.status.unwrap().topic_id;
     let name = format!("topic: {{name: {namespace}.posts, ");
     let claim = deleting(&topic("posts", &cluster.bootstrap)).replace("topic: {", &name);
@@ -148,7 +166,7 @@ async fn a_topic_that_another_one_claims_stays(cluster: &Cluster) {
         .await;
     delete::<FanoutTopic>(cluster, namespace, "posts").await;
     gone::<FanoutTopic>(cluster, namespace, "posts").await;
-    let told = notes(cluster, namespace).await;
+    let told = told(cluster, namespace).await;
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].1.contains(&format!("{younger}/posts")), "{told:?}");
     let taken = cluster
@@ -188,7 +206,7 @@ async fn a_kafka_topic_of_somebody_else_stays(cluster: &Cluster) {
         .await
         .unwrap();
     assert_eq!(dead, None, "the dead letter topic was ours");
-    let told = notes(cluster, namespace).await;
+    let told = told(cluster, namespace).await;
     assert!(
         told.len() == 1 && told[0].1.contains(&theirs.id) && told[0].1.contains("positions"),
         "{told:?}"

@@ -150,8 +150,28 @@ impl Place {
         self.until_gone(cluster).await;
         Seen {
             mark,
-            incomplete: incomplete(cluster, &self.namespace).await,
+            incomplete: self.told(cluster).await,
         }
+    }
+
+    /// Objects of which an event must say that something stays.
+    fn stays(&self) -> &'static [&'static str] {
+        let case = self.case;
+        let failed = case.policy == Policy::Delete
+            && case.installed == Installed::Yes
+            && case.broker != Broker::Up
+            && case.order != Order::Namespace;
+        if failed { &["all", "posts"] } else { &[] }
+    }
+
+    /// What events say; they are published after the finalizers went.
+    async fn told(&self, cluster: &Cluster) -> Vec<String> {
+        eventually(LIMIT, "what stays is told", async || {
+            let told = incomplete(cluster, &self.namespace).await;
+            anyhow::ensure!(told.len() >= self.stays().len(), "{told:?}");
+            anyhow::Ok(told)
+        })
+        .await
     }
 
     /// Nobody takes the finalizers off.
@@ -250,12 +270,7 @@ impl Place {
                 assert_eq!(left, 0, "{case:?}: positions");
             }
         }
-        let failed = case.policy == Policy::Delete
-            && case.installed == Installed::Yes
-            && case.broker != Broker::Up
-            && case.order != Order::Namespace;
-        let expected: &[&str] = if failed { &["all", "posts"] } else { &[] };
-        assert_eq!(seen.incomplete, expected, "{case:?}: what events say");
+        assert_eq!(seen.incomplete, self.stays(), "{case:?}: what events say");
     }
 
     async fn check_kafka(&self, kafka: &kafka::Cluster, deleted: bool) {
