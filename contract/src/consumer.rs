@@ -161,7 +161,7 @@ pub struct ConsumerStatus {
 }
 
 /// One subscription as this worker sees it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SubscriptionStatus {
     /// `metadata.name`.
@@ -191,9 +191,10 @@ pub struct SubscriptionStatus {
 }
 
 /// What a subscription does in a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SubscriptionState {
     /// Joining its group.
+    #[default]
     Starting,
     /// Delivering.
     Running,

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tower::buffer::BufferLayer;
+use tower::layer::layer_fn;
 use tower::retry::RetryLayer;
-use tower::{BoxError, Layer, Service};
+use tower::{BoxError, Service};
 
 /// Longest wait for the answer to anything but a watch, retries included.
 const ANSWER: Duration = Duration::from_secs(15);
@@ -36,8 +37,14 @@ struct NotLeading;
 pub(crate) fn election(mut config: Config, leadership: Arc<Leadership>) -> kube::Result<Client> {
     config.default_retry = false;
     Ok(ClientBuilder::try_from(config)?
-        .with_layer(&Note(leadership))
-        .with_layer(&Impatience(ELECTION))
+        .with_layer(&layer_fn(move |inner| Noted {
+            inner,
+            leadership: Arc::clone(&leadership),
+        }))
+        .with_layer(&layer_fn(|inner| Impatient {
+            inner,
+            limit: ELECTION,
+        }))
         .build())
 }
 
@@ -52,28 +59,21 @@ pub(crate) fn work(mut config: Config, leadership: Arc<Leadership>) -> kube::Res
         .unwrap_or_default();
     Ok(ClientBuilder::try_from(config)?
         // The fence is the last thing before the wire: also what is sent again passes it.
-        .with_layer(&Fence(leadership))
+        .with_layer(&layer_fn(move |inner| Fenced {
+            inner,
+            leadership: Arc::clone(&leadership),
+        }))
         .with_layer(&BufferLayer::new(QUEUE))
         .with_layer(&RetryLayer::new(retry))
-        .with_layer(&Impatience(ANSWER))
+        .with_layer(&layer_fn(|inner| Impatient {
+            inner,
+            limit: ANSWER,
+        }))
         .build())
 }
 
 fn changes(request: &Request<Body>) -> bool {
     !matches!(*request.method(), Method::GET | Method::HEAD)
-}
-
-struct Note(Arc<Leadership>);
-
-impl<S> Layer<S> for Note {
-    type Service = Noted<S>;
-
-    fn layer(&self, inner: S) -> Noted<S> {
-        Noted {
-            inner,
-            leadership: Arc::clone(&self.0),
-        }
-    }
 }
 
 /// Tells the leadership of each Lease that was written.
@@ -111,19 +111,6 @@ where
     }
 }
 
-struct Fence(Arc<Leadership>);
-
-impl<S> Layer<S> for Fence {
-    type Service = Fenced<S>;
-
-    fn layer(&self, inner: S) -> Fenced<S> {
-        Fenced {
-            inner,
-            leadership: Arc::clone(&self.0),
-        }
-    }
-}
-
 /// Sends changes only while this process leads.
 struct Fenced<S> {
     inner: S,
@@ -149,19 +136,6 @@ where
             return Box::pin(std::future::ready(Err(NotLeading.into())));
         }
         Box::pin(self.inner.call(request))
-    }
-}
-
-struct Impatience(Duration);
-
-impl<S> Layer<S> for Impatience {
-    type Service = Impatient<S>;
-
-    fn layer(&self, inner: S) -> Impatient<S> {
-        Impatient {
-            inner,
-            limit: self.0,
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use fanout_contract::consumer::{
-    ConsumerStatus, PartitionStatus, StopReason, SubscriptionState, SubscriptionStatus, Totals,
+    ConsumerStatus, PartitionStatus, StopReason, SubscriptionState, SubscriptionStatus,
 };
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};
 use fanout_contract::relay::{Pending, RangeStatus, RelayStatus};
@@ -231,7 +231,6 @@ fn consumer(subscription: &str, delivering: bool) -> Answer {
             generation: 1,
             state: SubscriptionState::Running,
             reason: (!delivering).then_some(StopReason::DeliveryFailing),
-            message: None,
             delivering: Some(delivering),
             partitions: vec![PartitionStatus {
                 partition: 0,
@@ -239,10 +238,7 @@ fn consumer(subscription: &str, delivering: bool) -> Answer {
                 expired: 0,
                 oldest_event_time: Some(OLDEST.to_owned()),
             }],
-            in_flight: 0,
-            retrying: 0,
-            rate_per_second: 0.0,
-            totals: Totals::default(),
+            ..SubscriptionStatus::default()
         }],
     };
     Answer::Status(serde_json::to_value(status).unwrap())

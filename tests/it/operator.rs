@@ -10,6 +10,7 @@ mod flows;
 mod kubelet;
 mod live;
 mod manners;
+mod objects;
 mod played;
 mod positions;
 mod repairs;
@@ -31,75 +32,16 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams, Patch, PatchParams};
+use objects::{CANARIES, a_second_passes, posts, secrets, subscription, topic};
 use played::{consumer_config, files};
 use serde_json::json;
-
-/// Values that may appear in Secrets only.
-const CANARIES: [&str; 2] = [
-    "PlantedSecret-database-password",
-    "UGxhbnRlZFNlY3JldCBzaWducyBmb3Igb3BlcmF0b3IgdGVzdHM=",
-];
-
-fn secrets() -> String {
-    format!(
-        r"
-apiVersion: v1
-kind: Secret
-metadata: {{name: database, labels: {{fanout.dev/credentials: 'true'}}}}
-stringData: {{url: 'postgres://relay:{}@database/social'}}
----
-apiVersion: v1
-kind: Secret
-metadata: {{name: signing, labels: {{fanout.dev/credentials: 'true'}}}}
-stringData: {{key: 'whsec_{}'}}
----
-apiVersion: v1
-kind: Secret
-metadata: {{name: private}}
-stringData: {{key: 'whsec_{}'}}
-",
-        CANARIES[0], CANARIES[1], CANARIES[1]
-    )
-}
-
-fn topic(name: &str, bootstrap: &str) -> String {
-    format!(
-        r"
-apiVersion: fanout.dev/v1alpha1
-kind: FanoutTopic
-metadata: {{name: {name}}}
-spec:
-  source: {{postgres: {{urlSecretRef: {{name: database, key: url}}, table: public.outbox}}}}
-  broker: {{kafka: {{bootstrapServers: '{bootstrap}', topic: {{partitions: 3, config: [{{name: retention.ms, value: '3600000'}}]}}}}}}
-  relay: {{replicas: 1}}
-"
-    )
-}
-
-fn subscription(name: &str, topic: &str, extra: &str) -> String {
-    format!(
-        r"
-apiVersion: fanout.dev/v1alpha1
-kind: Subscription
-metadata: {{name: {name}}}
-spec:
-  topicRef: {{name: {topic}}}
-  startFrom: {{position: Earliest}}
-  sink: {{webhook: {{url: 'http://198.18.0.1:8000/{name}', signing: {{secretRefs: [{{name: signing, key: key}}]}}}}}}
-{extra}
-"
-    )
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn objects_become_topics_groups_and_workers_and_converged_ones_cost_no_write() {
     let cluster = Cluster::start().await;
     let first = cluster.operator("first").await;
     let namespace = cluster.server.namespace("social").await;
-    cluster.apply(&namespace, &secrets()).await;
-    cluster
-        .apply(&namespace, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(&cluster, &namespace).await;
     cluster
         .apply(&namespace, &subscription("plain", "posts", ""))
         .await;
@@ -459,10 +401,7 @@ async fn a_second_operator_takes_over_and_writes_nothing(
     .await;
     // It has been through everything that was there before once it has made something new.
     let other = cluster.server.namespace("other").await;
-    cluster.apply(&other, &secrets()).await;
-    cluster
-        .apply(&other, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(cluster, &other).await;
     cluster
         .apply(&other, &subscription("plain", "posts", ""))
         .await;

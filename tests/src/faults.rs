@@ -9,7 +9,7 @@ pub mod kafka_proxy;
 mod gate;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
 
 /// Called when a request is reached; usually kills the client.
@@ -45,4 +45,68 @@ impl fmt::Debug for Fault {
             Self::Refuse { code, .. } => write!(f, "Refuse({code})"),
         }
     }
+}
+
+/// A request that changes something, as a proxy saw it.
+pub trait Write: Clone {
+    /// Number among those that count, from 1.
+    fn number(&self) -> usize;
+}
+
+type Rule<W> = Box<dyn Fn(&W) -> Option<Fault> + Send + Sync>;
+
+/// The writes that went through a proxy, and what becomes of the next one.
+pub struct Script<W> {
+    writes: Mutex<Vec<W>>,
+    rule: Mutex<Option<Rule<W>>>,
+}
+
+impl<W> Default for Script<W> {
+    fn default() -> Self {
+        Self {
+            writes: Mutex::default(),
+            rule: Mutex::default(),
+        }
+    }
+}
+
+impl<W: Write> Script<W> {
+    /// Asks `rule` about each write from now on.
+    pub fn rule(&self, rule: impl Fn(&W) -> Option<Fault> + Send + Sync + 'static) {
+        *lock(&self.rule) = Some(Box::new(rule));
+    }
+
+    /// Calls `hook` at write `number`, before it is forwarded or after.
+    pub fn at(&self, number: usize, after: bool, hook: Hook) {
+        self.rule(move |write| {
+            (write.number() == number).then(|| {
+                let hook = Arc::clone(&hook);
+                if after {
+                    Fault::After(hook)
+                } else {
+                    Fault::Before(hook)
+                }
+            })
+        });
+    }
+
+    /// Writes so far, in the order in which they came.
+    pub fn writes(&self) -> Vec<W> {
+        lock(&self.writes).clone()
+    }
+
+    /// Records the write that `make` makes of those before it; returns its index, and what becomes of it.
+    fn record(&self, make: impl FnOnce(&[W]) -> W) -> (usize, Option<Fault>) {
+        let mut writes = lock(&self.writes);
+        let write = make(&writes);
+        let index = writes.len();
+        writes.push(write.clone());
+        drop(writes);
+        let fault = lock(&self.rule).as_ref().and_then(|rule| rule(&write));
+        (index, fault)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

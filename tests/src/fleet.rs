@@ -7,7 +7,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::routing::get;
 use fanout_contract::consumer::{
     ConsumerConfig, ConsumerStatus, SubscriptionConfig, SubscriptionState, SubscriptionStatus,
-    Totals,
 };
 use fanout_contract::names;
 use fanout_contract::relay::{Pending, RangeStatus, RelayConfig, RelayStatus};
@@ -329,13 +328,6 @@ pub fn running(config: &SubscriptionConfig) -> SubscriptionStatus {
         } else {
             SubscriptionState::Running
         },
-        reason: None,
-        message: None,
-        delivering: None,
-        partitions: Vec::new(),
-        in_flight: 0,
-        retrying: 0,
-        rate_per_second: 0.0,
-        totals: Totals::default(),
+        ..SubscriptionStatus::default()
     }
 }

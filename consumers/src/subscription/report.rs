@@ -4,7 +4,7 @@ use super::session::Session;
 use super::{EXPIRED_SHOWN, Subscription};
 use crate::key_queues::KeyQueues;
 use fanout_contract::consumer::{
-    PartitionStatus, StopReason, SubscriptionConfig, SubscriptionState, SubscriptionStatus, Totals,
+    PartitionStatus, StopReason, SubscriptionConfig, SubscriptionState, SubscriptionStatus,
 };
 use jiff::Timestamp;
 use std::time::{Duration, Instant};
@@ -101,14 +101,7 @@ pub(super) fn starting(config: &SubscriptionConfig) -> SubscriptionStatus {
         uid: config.uid.clone(),
         generation: config.generation,
         state: SubscriptionState::Starting,
-        reason: None,
-        message: None,
-        delivering: None,
-        partitions: Vec::new(),
-        in_flight: 0,
-        retrying: 0,
-        rate_per_second: 0.0,
-        totals: Totals::default(),
+        ..SubscriptionStatus::default()
     }
 }
 

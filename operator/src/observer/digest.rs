@@ -112,7 +112,7 @@ fn subscription_part(entry: &SubscriptionStatus) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanout_contract::consumer::{StopReason, SubscriptionState, Totals};
+    use fanout_contract::consumer::{StopReason, SubscriptionState};
     use fanout_contract::relay::{Parked, Pending};
 
     fn entry(name: &str) -> SubscriptionStatus {
@@ -121,14 +121,8 @@ mod tests {
             uid: format!("uid-{name}"),
             generation: 1,
             state: SubscriptionState::Running,
-            reason: None,
-            message: None,
             delivering: Some(true),
-            partitions: Vec::new(),
-            in_flight: 0,
-            retrying: 0,
-            rate_per_second: 0.0,
-            totals: Totals::default(),
+            ..SubscriptionStatus::default()
         }
     }
 

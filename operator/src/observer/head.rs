@@ -90,9 +90,7 @@ fn time(text: Option<&str>) -> Option<Timestamp> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanout_contract::consumer::{
-        PartitionStatus, SubscriptionState, SubscriptionStatus, Totals,
-    };
+    use fanout_contract::consumer::{PartitionStatus, SubscriptionState, SubscriptionStatus};
     use fanout_contract::relay::{Pending, RangeStatus};
 
     fn at(second: i64) -> Timestamp {
@@ -116,14 +114,8 @@ mod tests {
                 uid: uid.to_owned(),
                 generation: 1,
                 state: SubscriptionState::Running,
-                reason: None,
-                message: None,
-                delivering: None,
                 partitions,
-                in_flight: 0,
-                retrying: 0,
-                rate_per_second: 0.0,
-                totals: Totals::default(),
+                ..SubscriptionStatus::default()
             }],
         }
     }

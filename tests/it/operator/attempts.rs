@@ -5,7 +5,7 @@ mod means;
 
 use super::cluster::{Cluster, LIMIT};
 use super::played::{consumer_config, files};
-use super::{CANARIES, secrets, subscription, topic};
+use super::{CANARIES, posts, subscription};
 use fanout_contract::names;
 use fanout_crds::condition::{READY, SINK_ACCEPTED, STALLED};
 use fanout_crds::{FanoutTopic, Subscription};
@@ -30,10 +30,7 @@ async fn edit_rights_on_subscriptions_give_nothing_else() {
     let namespace = cluster.server.namespace("shared").await;
     let other = cluster.server.namespace("foreign").await;
     for namespace in [&namespace, &other] {
-        cluster.apply(namespace, &secrets()).await;
-        cluster
-            .apply(namespace, &topic("posts", &cluster.bootstrap))
-            .await;
+        posts(&cluster, namespace).await;
         cluster
             .apply(namespace, &subscription(VICTIM, "posts", ""))
             .await;

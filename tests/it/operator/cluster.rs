@@ -206,6 +206,20 @@ impl Cluster {
         .await
     }
 
+    /// Waits until a Subscription shows this depth.
+    pub(crate) async fn depth(&self, namespace: &str, name: &str, expected: i64) {
+        let what = format!("depth is {expected}");
+        self.until(namespace, name, &what, |subscription: &Subscription| {
+            let depth = subscription.status.as_ref().and_then(|status| status.depth);
+            if depth == Some(expected) {
+                Ok(())
+            } else {
+                Err(format!("{depth:?}"))
+            }
+        })
+        .await;
+    }
+
     /// What operators changed in `namespace` since `mark`, or tried to.
     pub(crate) fn operator_writes(&self, mark: usize, namespace: &str) -> Vec<Write> {
         self.server

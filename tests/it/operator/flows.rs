@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, LIMIT};
 use super::played::{Played, consumer_config};
-use super::{secrets, subscription, topic};
+use super::{posts, subscription};
 use fanout_contract::consumer::{StopReason, SubscriptionState};
 use fanout_crds::condition::{DELIVERING, READY, SOURCE_REACHABLE, STALLED, WORKERS_AVAILABLE};
 use fanout_crds::{FanoutTopic, Subscription};
@@ -23,10 +23,7 @@ async fn ready_comes_when_workers_run_the_generation_and_conditions_follow_their
     let cluster = Cluster::start().await;
     let operator = cluster.operator("only").await;
     let namespace = cluster.server.namespace("social").await;
-    cluster.apply(&namespace, &secrets()).await;
-    cluster
-        .apply(&namespace, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(&cluster, &namespace).await;
     cluster
         .apply(&namespace, &subscription("plain", "posts", ""))
         .await;
@@ -67,21 +64,8 @@ async fn ready_comes_when_workers_run_the_generation_and_conditions_follow_their
         .subscription(&namespace, "plain", READY, "True/Succeeded")
         .await;
     assert_eq!(ready.status.unwrap().workers.as_deref(), Some("1/1"));
-    cluster
-        .until(
-            &namespace,
-            "plain",
-            "depth is shown",
-            |subscription: &Subscription| {
-                let depth = subscription.status.as_ref().and_then(|status| status.depth);
-                if depth == Some(0) {
-                    Ok(())
-                } else {
-                    Err(format!("{depth:?}"))
-                }
-            },
-        )
-        .await;
+    // Depth is shown.
+    cluster.depth(&namespace, "plain", 0).await;
 
     a_changed_filter_is_ready_once_it_is_in_force(&cluster, &namespace, &pool).await;
     failures_and_recoveries_are_told(&cluster, &namespace, &pool).await;

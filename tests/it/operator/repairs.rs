@@ -2,14 +2,13 @@
 
 use super::cluster::{Cluster, LIMIT};
 use super::played::files;
-use super::{secrets, settled, subscription, topic};
+use super::{a_second_passes, posts, secrets, settled, subscription, topic};
 use fanout_contract::names;
 use fanout_crds::condition::{LOG_READY, STALLED};
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_tests::eventually;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
-use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::json;
@@ -20,10 +19,7 @@ async fn what_is_deleted_or_edited_comes_back_and_a_terminating_namespace_is_lef
     let cluster = Cluster::start().await;
     let operator = cluster.operator("only").await;
     let namespace = cluster.server.namespace("social").await;
-    cluster.apply(&namespace, &secrets()).await;
-    cluster
-        .apply(&namespace, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(&cluster, &namespace).await;
     cluster
         .apply(&namespace, &subscription("plain", "posts", ""))
         .await;
@@ -129,10 +125,7 @@ async fn a_terminating_namespace_is_left_alone(cluster: &Cluster, namespace: &st
         .unwrap();
     // Its triggers are through once a change made later, elsewhere, has had its effect.
     let other = cluster.server.namespace("other").await;
-    cluster.apply(&other, &secrets()).await;
-    cluster
-        .apply(&other, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(cluster, &other).await;
     cluster
         .until(&other, "posts-relay", "exists", |_: &Deployment| Ok(()))
         .await;
@@ -151,7 +144,6 @@ async fn the_older_of_two_topics_on_one_kafka_topic_wins() {
     cluster
         .topic(&namespace, "older", LOG_READY, "True/Succeeded")
         .await;
-    // Objects of one second are ordered by chance.
     let created = cluster.server.namespace("later").await;
     cluster.apply(&created, &secrets()).await;
     let name = format!("topic: {{name: {namespace}.older, ");
@@ -161,16 +153,7 @@ async fn the_older_of_two_topics_on_one_kafka_topic_wins() {
     )
     .replace("topic: {", &name);
     let older: FanoutTopic = cluster.get(&namespace, "older").await.unwrap();
-    eventually(LIMIT, "a second passes", async || {
-        let older = older.creation_timestamp().unwrap().0;
-        let now = Timestamp::now();
-        if now.as_second() > older.as_second() + 1 {
-            Ok(())
-        } else {
-            Err("the same second")
-        }
-    })
-    .await;
+    a_second_passes(&older).await;
     cluster.apply(&created, &newer).await;
     let found = cluster
         .topic(&created, "newer", STALLED, "True/NameConflict")

@@ -4,7 +4,7 @@
 mod tests;
 
 use super::gate::{Gate, Serve};
-use super::{Fault, Hook};
+use super::{Fault, Script, Write, lock};
 use anyhow::Context as _;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
@@ -17,7 +17,7 @@ use serde_json::json;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -59,14 +59,17 @@ impl ApiWrite {
     }
 }
 
-type Rule = Box<dyn Fn(&ApiWrite) -> Option<Fault> + Send + Sync>;
+impl Write for ApiWrite {
+    fn number(&self) -> usize {
+        self.number
+    }
+}
 
 struct Shared {
     upstream: Client,
     /// The only namespace that the client sees; `None`: all.
     scope: Option<String>,
-    writes: Mutex<Vec<ApiWrite>>,
-    rule: Mutex<Option<Rule>>,
+    script: Script<ApiWrite>,
     reads_hang: AtomicBool,
     /// Watch events come this much later.
     delay: Mutex<Duration>,
@@ -103,8 +106,7 @@ impl ApiProxy {
         let shared = Arc::new(Shared {
             upstream: Client::try_from(config)?,
             scope: scope.map(str::to_owned),
-            writes: Mutex::default(),
-            rule: Mutex::default(),
+            script: Script::default(),
             reads_hang: AtomicBool::new(false),
             delay: Mutex::default(),
             expiries: watch::Sender::new(0),
@@ -141,33 +143,9 @@ impl ApiProxy {
         Ok(file)
     }
 
-    /// Asks `rule` about each write from now on.
-    pub fn rule(&self, rule: impl Fn(&ApiWrite) -> Option<Fault> + Send + Sync + 'static) {
-        *lock(&self.shared.rule) = Some(Box::new(rule));
-    }
-
-    /// Forwards everything again.
-    pub fn no_rule(&self) {
-        *lock(&self.shared.rule) = None;
-    }
-
-    /// Calls `hook` at write `number` (from 1, Leases not counted), before it is forwarded or after.
-    pub fn at(&self, number: usize, after: bool, hook: Hook) {
-        self.rule(move |write| {
-            (write.number == number).then(|| {
-                let hook = Arc::clone(&hook);
-                if after {
-                    Fault::After(hook)
-                } else {
-                    Fault::Before(hook)
-                }
-            })
-        });
-    }
-
-    /// Writes so far, in the order in which they came.
-    pub fn writes(&self) -> Vec<ApiWrite> {
-        lock(&self.shared.writes).clone()
+    /// Its writes, and what becomes of the next one. A Lease's have number 0.
+    pub fn script(&self) -> &Script<ApiWrite> {
+        &self.shared.script
     }
 
     /// Reads (not watches) get no answer while this is set.
@@ -197,10 +175,6 @@ impl ApiProxy {
     pub async fn up(&self) -> anyhow::Result<()> {
         Ok(self.gate.up().await?)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn pass_to(inner: SocketAddr) -> Serve {
@@ -265,18 +239,15 @@ async fn changing(
     mut write: ApiWrite,
     forward: impl AsyncFnOnce() -> Response,
 ) -> Response {
-    let index = {
-        let mut writes = lock(&shared.writes);
+    let (index, fault) = shared.script.record(|writes| {
         if !write.is_lease() {
             write.number = writes.iter().filter(|other| !other.is_lease()).count() + 1;
         }
-        writes.push(write.clone());
-        writes.len() - 1
-    };
-    let fault = lock(&shared.rule).as_ref().and_then(|rule| rule(&write));
+        write
+    });
     let forward = async || {
         let response = forward().await;
-        lock(&shared.writes)[index].answered = Some(response.status().as_u16());
+        lock(&shared.script.writes)[index].answered = Some(response.status().as_u16());
         response
     };
     match fault {

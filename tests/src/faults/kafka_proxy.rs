@@ -3,10 +3,10 @@
 //! A broker tells its clients where it is, so a proxy needs a listener of its own there: a [`Lane`].
 
 use super::gate::{Gate, Serve};
-use super::{Fault, Hook};
+use super::{Fault, Script, Write, lock};
 use crate::services::kafka::{Kafka, Lane};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -37,18 +37,16 @@ pub struct KafkaWrite {
     pub name: &'static str,
 }
 
-type Rule = Box<dyn Fn(&KafkaWrite) -> Option<Fault> + Send + Sync>;
-
-#[derive(Default)]
-struct Shared {
-    writes: Mutex<Vec<KafkaWrite>>,
-    rule: Mutex<Option<Rule>>,
+impl Write for KafkaWrite {
+    fn number(&self) -> usize {
+        self.number
+    }
 }
 
 /// The proxy. Dropped, it refuses connections.
 pub struct KafkaProxy {
     gate: Gate,
-    shared: Arc<Shared>,
+    script: Arc<Script<KafkaWrite>>,
     _lane: Lane,
 }
 
@@ -59,11 +57,11 @@ impl KafkaProxy {
     /// Somebody else took the port.
     pub async fn start(broker: &'static Kafka) -> anyhow::Result<Self> {
         let lane = broker.lane().await;
-        let shared = Arc::new(Shared::default());
-        let gate = Gate::open_at(lane.advertised, pass(Arc::clone(&shared), lane.port)).await?;
+        let script = Arc::new(Script::default());
+        let gate = Gate::open_at(lane.advertised, pass(Arc::clone(&script), lane.port)).await?;
         Ok(Self {
             gate,
-            shared,
+            script,
             _lane: lane,
         })
     }
@@ -73,33 +71,9 @@ impl KafkaProxy {
         self.gate.address().to_string()
     }
 
-    /// Asks `rule` about each change from now on.
-    pub fn rule(&self, rule: impl Fn(&KafkaWrite) -> Option<Fault> + Send + Sync + 'static) {
-        *lock(&self.shared.rule) = Some(Box::new(rule));
-    }
-
-    /// Forwards everything again.
-    pub fn no_rule(&self) {
-        *lock(&self.shared.rule) = None;
-    }
-
-    /// Calls `hook` at change `number`, before it is forwarded or after.
-    pub fn at(&self, number: usize, after: bool, hook: Hook) {
-        self.rule(move |write| {
-            (write.number == number).then(|| {
-                let hook = Arc::clone(&hook);
-                if after {
-                    Fault::After(hook)
-                } else {
-                    Fault::Before(hook)
-                }
-            })
-        });
-    }
-
-    /// Changes so far.
-    pub fn writes(&self) -> Vec<KafkaWrite> {
-        lock(&self.shared.writes).clone()
+    /// Its changes, and what becomes of the next one.
+    pub fn script(&self) -> &Script<KafkaWrite> {
+        &self.script
     }
 
     /// Refuses connections and cuts those there are.
@@ -116,16 +90,12 @@ impl KafkaProxy {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What becomes of an answer, by the correlation id of its request.
 type Answers = Mutex<HashMap<i32, Fault>>;
 
-fn pass(shared: Arc<Shared>, broker: u16) -> Serve {
+fn pass(script: Arc<Script<KafkaWrite>>, broker: u16) -> Serve {
     Arc::new(move |client| {
-        let shared = Arc::clone(&shared);
+        let script = Arc::clone(&script);
         Box::pin(async move {
             let Ok(broker) = TcpStream::connect(("127.0.0.1", broker)).await else {
                 return;
@@ -135,7 +105,7 @@ fn pass(shared: Arc<Shared>, broker: u16) -> Serve {
             let answers = Answers::default();
             // The first end of either direction ends both.
             tokio::select! {
-                _ = requests(&shared, &answers, from_client, to_broker) => {}
+                _ = requests(&script, &answers, from_client, to_broker) => {}
                 _ = responses(&answers, from_broker, to_client) => {}
             }
         })
@@ -157,7 +127,7 @@ async fn message(from: &mut OwnedReadHalf) -> std::io::Result<Vec<u8>> {
 }
 
 async fn requests(
-    shared: &Shared,
+    script: &Script<KafkaWrite>,
     answers: &Answers,
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -169,7 +139,7 @@ async fn requests(
             Some(header) => {
                 let key = i16::from_be_bytes([header[0], header[1]]);
                 let id = i32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-                shared.fault(key).map(|fault| (id, fault))
+                fault(script, key).map(|fault| (id, fault))
             }
             None => None,
         };
@@ -188,18 +158,14 @@ async fn requests(
     }
 }
 
-impl Shared {
-    fn fault(&self, key: i16) -> Option<Fault> {
-        let (_, name) = CHANGES.iter().find(|(change, _)| *change == key)?;
-        let mut writes = lock(&self.writes);
-        let write = KafkaWrite {
-            number: writes.len() + 1,
-            name,
-        };
-        writes.push(write);
-        drop(writes);
-        lock(&self.rule).as_ref().and_then(|rule| rule(&write))
-    }
+/// Records a request with this key, if it changes something, and says what becomes of it.
+fn fault(script: &Script<KafkaWrite>, key: i16) -> Option<Fault> {
+    let (_, name) = CHANGES.iter().find(|(change, _)| *change == key)?;
+    let (_, fault) = script.record(|writes| KafkaWrite {
+        number: writes.len() + 1,
+        name,
+    });
+    fault
 }
 
 async fn responses(

@@ -197,7 +197,7 @@ fn holding_pod<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fanout_contract::consumer::{SubscriptionState, SubscriptionStatus, Totals};
+    use fanout_contract::consumer::{SubscriptionState, SubscriptionStatus};
     use rstest::rstest;
 
     fn report(holds: Option<bool>) -> Vec<Report<ConsumerStatus>> {
@@ -206,14 +206,7 @@ mod tests {
             uid: "uid".to_owned(),
             generation: 1,
             state: SubscriptionState::Running,
-            reason: None,
-            message: None,
-            delivering: None,
-            partitions: Vec::new(),
-            in_flight: 0,
-            retrying: 0,
-            rate_per_second: 0.0,
-            totals: Totals::default(),
+            ..SubscriptionStatus::default()
         };
         vec![Report {
             pod: "pool-0-a".to_owned(),

@@ -8,7 +8,6 @@ use crate::controllers::fanout_topic::log::Problem;
 use crate::controllers::workers::{Pods, Report};
 use fanout_contract::consumer::{
     ConsumerStatus, PartitionStatus, StopReason, SubscriptionState, SubscriptionStatus as Reported,
-    Totals,
 };
 use fanout_crds::condition::{
     DELIVERING, POSITION_INITIALIZED, READY, RECONCILING, RECORDS_EXPIRED, SINK_ACCEPTED, STALLED,
@@ -105,14 +104,7 @@ fn entry(generation: i64) -> Reported {
         uid: "bbbb".to_owned(),
         generation,
         state: SubscriptionState::Running,
-        reason: None,
-        message: None,
-        delivering: None,
-        partitions: Vec::new(),
-        in_flight: 0,
-        retrying: 0,
-        rate_per_second: 0.0,
-        totals: Totals::default(),
+        ..Reported::default()
     }
 }
 

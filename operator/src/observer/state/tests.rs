@@ -7,7 +7,7 @@ use crate::kafka::{ClusterParams, ErrorClass, Watermarks};
 use crate::observer::log::TopicState;
 use crate::observer::target::{Log, SubscriptionTarget, WorkerKind};
 use fanout_contract::consumer::{
-    ConsumerStatus, PartitionStatus, SubscriptionState, SubscriptionStatus, Totals,
+    ConsumerStatus, PartitionStatus, SubscriptionState, SubscriptionStatus,
 };
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};
 use fanout_contract::relay::{Pending, RangeStatus, RelayStatus};
@@ -86,8 +86,6 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
             uid: "s".to_owned(),
             generation: 1,
             state: SubscriptionState::Running,
-            reason: None,
-            message: None,
             delivering: Some(true),
             partitions: vec![PartitionStatus {
                 partition: 0,
@@ -95,10 +93,7 @@ fn consumer_status(oldest: Option<&str>) -> WorkerStatus {
                 oldest_event_time: oldest.map(ToOwned::to_owned),
                 expired: 0,
             }],
-            in_flight: 0,
-            retrying: 0,
-            rate_per_second: 0.0,
-            totals: Totals::default(),
+            ..SubscriptionStatus::default()
         }],
     })
 }

@@ -3,7 +3,7 @@
 use super::World;
 use super::place::{delete, gone, notes};
 use crate::operator::cluster::{Cluster, LIMIT};
-use crate::operator::{secrets, subscription, topic};
+use crate::operator::{a_second_passes, posts, secrets, subscription, topic};
 use fanout_contract::names::{self, CLEANUP_FINALIZER};
 use fanout_crds::condition::{LOG_READY, POSITION_INITIALIZED, READY};
 use fanout_crds::{FanoutTopic, Subscription};
@@ -54,10 +54,7 @@ async fn a_deletion_follows_the_policy_and_touches_nothing_of_others() {
     let operator = cluster.operator("first").await;
     // Without a kubelet no relay ever deletes a position: these deletions wait.
     let namespace = &cluster.server.namespace("waits").await;
-    cluster.apply(namespace, &secrets()).await;
-    cluster
-        .apply(namespace, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(cluster, namespace).await;
     cluster
         .apply(namespace, &subscription("plain", "posts", ""))
         .await;
@@ -149,14 +146,7 @@ async fn a_topic_that_another_one_claims_stays(cluster: &Cluster) {
     let found = cluster
         .topic(namespace, "posts", LOG_READY, "True/Succeeded")
         .await;
-    // Kubernetes counts creation times in seconds; within one second the uid would decide who is the older one.
-    let created = found.metadata.creation_timestamp.clone().unwrap().0;
-    fanout_tests::eventually(LIMIT, "another second", async || {
-        let now = k8s_openapi::jiff::Timestamp::now();
-        anyhow::ensure!(now.as_second() > created.as_second(), "{now}");
-        anyhow::Ok(())
-    })
-    .await;
+    a_second_passes(&found).await;
     let id = found.status.unwrap().topic_id;
     let name = format!("topic: {{name: {namespace}.posts, ");
     let claim = deleting(&topic("posts", &cluster.bootstrap)).replace("topic: {", &name);

@@ -47,7 +47,7 @@ async fn undisturbed(cluster: &Cluster) -> Undisturbed {
     let end = settled(&mut stage).await;
     delete(&mut stage).await;
     assert_eq!(stage.restarts, 0);
-    let writes = stage.api.writes();
+    let writes = stage.api.script().writes();
     let labels: Vec<String> = writes
         .iter()
         .filter(|write| !write.is_lease())
@@ -55,6 +55,7 @@ async fn undisturbed(cluster: &Cluster) -> Undisturbed {
         .chain(
             stage
                 .kafka
+                .script()
                 .writes()
                 .iter()
                 .map(|write| write.name.to_owned()),
@@ -63,7 +64,7 @@ async fn undisturbed(cluster: &Cluster) -> Undisturbed {
     let numbers = |service, count| (1..=count).map(move |number| (service, number));
     let of_api = writes.iter().filter(|write| !write.is_lease()).count();
     let points = numbers(Service::Api, of_api)
-        .chain(numbers(Service::Kafka, stage.kafka.writes().len()))
+        .chain(numbers(Service::Kafka, stage.kafka.script().writes().len()))
         .flat_map(|(service, number)| {
             [false, true].map(|after| Point {
                 service,
@@ -99,8 +100,8 @@ async fn run(cluster: &Cluster, expected: &Undisturbed, disturbance: Disturbance
                 kill();
             });
             match point.service {
-                Service::Api => stage.api.at(point.number, point.after, hook),
-                Service::Kafka => stage.kafka.at(point.number, point.after, hook),
+                Service::Api => stage.api.script().at(point.number, point.after, hook),
+                Service::Kafka => stage.kafka.script().at(point.number, point.after, hook),
             }
         }
         Disturbance::Trouble(trouble) => {

@@ -80,7 +80,7 @@ impl<'a> Pair<'a> {
 
 /// Writes but the election's.
 fn writes(api: &ApiProxy) -> Vec<ApiWrite> {
-    let mut writes = api.writes();
+    let mut writes = api.script().writes();
     writes.retain(|write| !write.is_lease());
     writes
 }
@@ -138,7 +138,7 @@ async fn held_up(cluster: &Cluster) {
     let (api, first) = &pair.first;
     let answers = CancellationToken::new();
     let until = answers.clone();
-    api.rule(move |write| {
+    api.script().rule(move |write| {
         (write.resource == "subscriptions/status.fanout.dev")
             .then(|| Fault::HoldAnswer(until.clone()))
     });

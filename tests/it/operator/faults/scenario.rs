@@ -130,7 +130,7 @@ pub(crate) async fn settled(stage: &mut Stage<'_>) -> State {
     let mut before = (usize::MAX, Instant::now());
     eventually(LIMIT, "the operator is quiet", async || {
         stage.tick().await?;
-        let writes = stage.api.writes();
+        let writes = stage.api.script().writes();
         let writes = writes.iter().filter(|write| !write.is_lease()).count();
         if writes != before.0 {
             before = (writes, Instant::now());
@@ -155,7 +155,7 @@ pub(crate) async fn ends_as(stage: &mut Stage<'_>, expected: &State, what: &str)
 
 /// Where a Subscription starts was decided once: what is committed is what was recorded first, whatever came in between.
 pub(crate) async fn starts_where_first_recorded(stage: &Stage<'_>) {
-    let writes = stage.api.writes();
+    let writes = stage.api.script().writes();
     let first = writes
         .iter()
         .filter(|write| write.name == "latest" && write.answered == Some(200))

@@ -47,11 +47,11 @@ impl Trouble {
             }
         };
         match self {
-            Self::Conflicts => stage.api.rule(refuse(409, None)),
-            Self::Busy => stage.api.rule(refuse(429, Some(1))),
-            Self::Broken => stage.api.rule(refuse(500, None)),
+            Self::Conflicts => stage.api.script().rule(refuse(409, None)),
+            Self::Busy => stage.api.script().rule(refuse(429, Some(1))),
+            Self::Broken => stage.api.script().rule(refuse(500, None)),
             // Each costs the operator its patience.
-            Self::Unanswered => stage.api.rule(|write| match write.number {
+            Self::Unanswered => stage.api.script().rule(|write| match write.number {
                 3 => Some(Fault::Swallow),
                 9 => Some(Fault::After(Arc::new(|| {}))),
                 _ => None,

@@ -2,7 +2,7 @@
 
 use crate::operator::cluster::{Cluster, LIMIT};
 use crate::operator::played::Played;
-use crate::operator::{secrets, settled, subscription, topic};
+use crate::operator::{posts, settled, subscription};
 use clap::Parser as _;
 use fanout_crds::Subscription;
 use fanout_crds::condition::READY;
@@ -24,10 +24,7 @@ async fn an_operator_works_with_older_crds_says_so_and_sees_them_upgraded() {
     the_check_says_what_is_missing(&cluster, &crds).await;
     let operator = cluster.operator("newer").await;
     let namespace = cluster.server.namespace("older-crds").await;
-    cluster.apply(&namespace, &secrets()).await;
-    cluster
-        .apply(&namespace, &topic("posts", &cluster.bootstrap))
-        .await;
+    posts(&cluster, &namespace).await;
     cluster
         .apply(&namespace, &subscription("plain", "posts", ""))
         .await;

@@ -46,21 +46,8 @@ pub(super) async fn what_retention_removed_is_loud(cluster: &Cluster, sandbox: &
         .subscription(&scene.namespace, "late", RECORDS_EXPIRED, "True/Expired")
         .await;
     assert!(message(&told, RECORDS_EXPIRED).contains("7 of partition 0"));
-    cluster
-        .until(
-            &scene.namespace,
-            "late",
-            "the depth counts what is left",
-            |subscription: &Subscription| {
-                let depth = subscription.status.as_ref().and_then(|status| status.depth);
-                if depth == Some(3) {
-                    Ok(())
-                } else {
-                    Err(format!("{depth:?}"))
-                }
-            },
-        )
-        .await;
+    // The depth counts what is left.
+    cluster.depth(&scene.namespace, "late", 3).await;
     let warned = eventually(LONG, "an event", async || {
         let events = cluster
             .api::<Event>(&scene.namespace)
