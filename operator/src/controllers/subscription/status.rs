@@ -235,15 +235,16 @@ const fn is_sink_problem(reason: StopReason) -> bool {
 }
 
 /// Reasons that keep the worker from the log.
-const fn is_log_problem(reason: StopReason) -> bool {
-    matches!(
-        reason,
-        StopReason::BrokerUnreachable
-            | StopReason::BrokerAuthenticationFailed
-            | StopReason::BrokerTlsFailed
-            | StopReason::BrokerRefused
-            | StopReason::TopicMissing
-    )
+const LOG_PROBLEMS: [StopReason; 5] = [
+    StopReason::BrokerUnreachable,
+    StopReason::BrokerAuthenticationFailed,
+    StopReason::BrokerTlsFailed,
+    StopReason::BrokerRefused,
+    StopReason::TopicMissing,
+];
+
+fn is_log_problem(reason: StopReason) -> bool {
+    LOG_PROBLEMS.contains(&reason)
 }
 
 /// Reasons that only a human mends.
@@ -376,15 +377,11 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
 /// What is said of delivery while nothing arrives: the same as before. Only that a worker was kept from the log is over
 /// when it is.
 fn idle(before: Finding, reported: &[Seen<'_>]) -> Finding {
-    const OF_THE_LOG: [&str; 6] = [
-        reason::BROKER_UNREACHABLE,
-        reason::BROKER_AUTHENTICATION_FAILED,
-        reason::BROKER_TLS_FAILED,
-        reason::BROKER_REFUSED,
-        reason::TOPIC_NOT_READY,
-        reason::POSITION_OUT_OF_RANGE,
-    ];
-    if OF_THE_LOG.contains(&&*before.reason) && !is_unknown(reported) {
+    let of_the_log = LOG_PROBLEMS
+        .into_iter()
+        .chain([StopReason::PositionOutOfRange])
+        .any(|problem| stop_reason(problem) == before.reason);
+    if of_the_log && !is_unknown(reported) {
         return pending();
     }
     before
