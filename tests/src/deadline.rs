@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// How long to wait between two looks.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Shortest and longest wait between two looks. What takes long is looked at less often: looking costs the servers work.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(200));
 
 /// Polls `look` until it returns `Ok`, and returns its value.
 ///
@@ -25,22 +25,30 @@ pub async fn eventually<T, E: std::fmt::Display>(
             !deadline.passed(),
             "not within {limit:?}: {what}; last seen: {last}"
         );
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(deadline.pause()).await;
     }
 }
 
 /// A point in time after which waiting is given up.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
+    since: Instant,
     at: Instant,
 }
 
 impl Deadline {
     /// `limit` from now.
     pub fn after(limit: Duration) -> Self {
+        let since = Instant::now();
         Self {
-            at: Instant::now() + limit,
+            since,
+            at: since + limit,
         }
+    }
+
+    /// Wait before the next look: a tenth of what passed, within [`PAUSE`].
+    fn pause(self) -> Duration {
+        (self.since.elapsed() / 10).clamp(PAUSE.0, PAUSE.1)
     }
 
     /// What is left, zero once it passed.
@@ -64,7 +72,7 @@ impl Deadline {
                 return Ok(value);
             }
             anyhow::ensure!(!self.passed(), "not in time: {what}");
-            std::thread::park_timeout(PAUSE);
+            std::thread::park_timeout(self.pause());
         }
     }
 }

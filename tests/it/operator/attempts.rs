@@ -25,8 +25,7 @@ const VICTIM: &str = "plain";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn edit_rights_on_subscriptions_give_nothing_else() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let namespace = cluster.server.namespace("shared").await;
     let other = cluster.server.namespace("foreign").await;
     for namespace in [&namespace, &other] {
@@ -64,7 +63,7 @@ async fn edit_rights_on_subscriptions_give_nothing_else() {
         "something of others changed"
     );
     scene.no_worker_holds_what_it_should_not().await;
-    operator.stop().await;
+    operator.leave();
 }
 
 /// Waits until the pool's configuration lists a Subscription.

@@ -19,6 +19,7 @@ use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the operator to do something.
@@ -28,7 +29,7 @@ pub(crate) const ADDRESS: &str = "tests/address";
 
 /// One API server.
 pub(crate) struct Cluster {
-    pub(crate) server: ApiServer,
+    pub(crate) server: Arc<ApiServer>,
     pub(crate) client: Client,
     pub(crate) bootstrap: String,
 }
@@ -38,6 +39,42 @@ pub(crate) struct Operator {
     admin: std::path::PathBuf,
     stop: CancellationToken,
     ended: tokio::task::JoinHandle<anyhow::Result<()>>,
+}
+
+/// The operator of [`Cluster::shared`].
+pub(crate) struct SharedOperator(&'static Operator);
+
+struct Shared {
+    server: Arc<ApiServer>,
+    bootstrap: String,
+    operator: Operator,
+}
+
+static SHARED: OnceCell<Shared> = OnceCell::const_new();
+
+/// Starts them on a runtime that outlives the test which needs them first.
+async fn share() -> Shared {
+    let (tell, told) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let cluster = Cluster::start().await;
+            let operator = cluster.operator("shared").await;
+            let stop = operator.stop.clone();
+            let shared = Shared {
+                server: cluster.server,
+                bootstrap: cluster.bootstrap,
+                operator,
+            };
+            tell.send(shared).ok().expect("a test waits");
+            stop.cancelled().await;
+        });
+    });
+    told.await.expect("the shared cluster starts")
 }
 
 impl Cluster {
@@ -52,9 +89,20 @@ impl Cluster {
         server.apply(&client, &install).await;
         Self {
             bootstrap: kafka.await.unwrap().bootstrap(),
-            server,
+            server: Arc::new(server),
             client,
         }
+    }
+
+    /// An API server and its operator that several tests share, each in namespaces of its own.
+    pub(crate) async fn shared() -> (Self, SharedOperator) {
+        let shared = SHARED.get_or_init(share).await;
+        let cluster = Self {
+            bootstrap: shared.bootstrap.clone(),
+            server: Arc::clone(&shared.server),
+            client: shared.server.client().await,
+        };
+        (cluster, SharedOperator(&shared.operator))
     }
 
     /// Starts an operator with the rights that the chart gives it.
@@ -275,13 +323,26 @@ pub(crate) fn reads(
     }
 }
 
+impl SharedOperator {
+    /// At the end of a test: it must still run.
+    pub(crate) fn leave(self) {
+        self.0.keep_pages();
+        assert!(!self.0.ended.is_finished(), "the shared operator ended");
+    }
+}
+
 impl Operator {
-    /// What SIGTERM does.
-    pub(crate) async fn stop(self) {
+    /// Keeps what it shows, to be searched for secrets.
+    fn keep_pages(&self) {
         if let Ok(address) = std::fs::read_to_string(&self.admin) {
             let kept = || produced::keep_pages("operator", &address);
             tokio::task::block_in_place(kept);
         }
+    }
+
+    /// What SIGTERM does.
+    pub(crate) async fn stop(self) {
+        self.keep_pages();
         self.stop.cancel();
         self.ended.await.unwrap().expect("the operator ends well");
     }

@@ -20,8 +20,7 @@ async fn change(cluster: &Cluster, namespace: &str, name: &str, patch: Value) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ready_comes_when_workers_run_the_generation_and_conditions_follow_their_reports() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let namespace = cluster.server.namespace("social").await;
     posts(&cluster, &namespace).await;
     cluster
@@ -71,7 +70,7 @@ async fn ready_comes_when_workers_run_the_generation_and_conditions_follow_their
     failures_and_recoveries_are_told(&cluster, &namespace, &pool).await;
     a_move_overlaps(&cluster, &namespace, &pool).await;
     suspending_reaches_the_workers(&cluster, &namespace, &relay).await;
-    operator.stop().await;
+    operator.leave();
 }
 
 async fn a_changed_filter_is_ready_once_it_is_in_force(

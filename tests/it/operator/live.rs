@@ -116,8 +116,7 @@ spec:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn events_reach_endpoints_through_workers_that_the_operator_made() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let live = Live::start(&cluster, "live_flow").await;
     let all = live.subscribe(&cluster, "all", behave::ok()).await;
     cluster
@@ -185,5 +184,5 @@ async fn events_reach_endpoints_through_workers_that_the_operator_made() {
             "{worker}: {log}"
         );
     }
-    operator.stop().await;
+    operator.leave();
 }

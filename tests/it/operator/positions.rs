@@ -286,8 +286,7 @@ impl Watch {
 /// Cases that need no service of their own, side by side in namespaces of their own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn positions_begin_where_they_are_told_and_skip_nothing() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let sandbox = Sandbox::new("op_positions").await;
     tokio::join!(
         Box::pin(starts::first_positions_and_a_name_made_anew(
@@ -303,5 +302,5 @@ async fn positions_begin_where_they_are_told_and_skip_nothing() {
         Box::pin(losses::what_retention_removed_is_loud(&cluster, &sandbox)),
         Box::pin(losses::all_of_a_replaced_log_is_new(&cluster, &sandbox)),
     );
-    operator.stop().await;
+    operator.leave();
 }

@@ -16,8 +16,7 @@ use std::collections::BTreeSet;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_deleted_or_edited_comes_back_and_a_terminating_namespace_is_left_alone() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let namespace = cluster.server.namespace("social").await;
     posts(&cluster, &namespace).await;
     cluster
@@ -35,7 +34,7 @@ async fn what_is_deleted_or_edited_comes_back_and_a_terminating_namespace_is_lef
     edits_are_undone(&cluster, &namespace).await;
     the_last_subscription_takes_the_worker_with_it(&cluster, &namespace).await;
     a_terminating_namespace_is_left_alone(&cluster, &namespace).await;
-    operator.stop().await;
+    operator.leave();
 }
 
 async fn edits_are_undone(cluster: &Cluster, namespace: &str) {
@@ -134,8 +133,7 @@ async fn a_terminating_namespace_is_left_alone(cluster: &Cluster, namespace: &st
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_older_of_two_topics_on_one_kafka_topic_wins() {
-    let cluster = Cluster::start().await;
-    let operator = cluster.operator("only").await;
+    let (cluster, operator) = Cluster::shared().await;
     let namespace = cluster.server.namespace("social").await;
     cluster.apply(&namespace, &secrets()).await;
     cluster
@@ -183,5 +181,5 @@ async fn the_older_of_two_topics_on_one_kafka_topic_wins() {
     cluster
         .topic(&created, "newer", LOG_READY, "True/Succeeded")
         .await;
-    operator.stop().await;
+    operator.leave();
 }

@@ -248,6 +248,8 @@ impl ApiServer {
 const TOKEN: &str = "fanout-tests-PlantedSecret-admin";
 /// Token of the operator's ServiceAccount.
 const OPERATOR_TOKEN: &str = "fanout-tests-PlantedSecret-operator";
+/// They live for a minute or two: memory is cheaper than collecting garbage.
+const LAZY_GC: (&str, &str) = ("GOGC", "400");
 /// The audit log, in the server's folder.
 const AUDIT: &str = "audit.log";
 
@@ -435,6 +437,7 @@ fn start_etcd(binaries: &Path, dir: &Path) -> anyhow::Result<(Process, String)> 
         .args(["--initial-cluster", &format!("default={peer}")])
         // Nothing here outlives the process.
         .args(["--unsafe-no-fsync", "--log-level", "warn"])
+        .env(LAZY_GC.0, LAZY_GC.1)
         .spawn()?;
     Ok((process, url))
 }
@@ -496,5 +499,6 @@ fn start_server(binaries: &Path, dir: &Path, port: u16, etcd: &str) -> anyhow::R
     // Never continued in another file.
     .args(["--audit-log-path", AUDIT, "--audit-log-maxsize", "100000"])
     .args(["--audit-log-mode", "blocking"])
+    .env(LAZY_GC.0, LAZY_GC.1)
     .spawn()
 }
