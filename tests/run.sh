@@ -19,9 +19,10 @@ suite_lint() {
 }
 suite_build() { cargo build --quiet --workspace --all-targets; }
 suite_unit() { cargo_test --lib --bins && cargo_test --doc; }
-suite_integration() { cargo_test --test it -- --skip fault; }
-# Faults starve what runs beside them: one at a time.
-suite_faults() { cargo_test --test it -- --test-threads=1 fault; }
+# Most of them wait most of the time.
+suite_integration() { cargo_test --test it -- --test-threads=4 --skip fault; }
+# Faults starve what runs beside them: few at a time.
+suite_faults() { cargo_test --test it -- --test-threads=2 fault; }
 # The long forms; not a part of all.
 suite_soak() { cargo_test --test it -- --test-threads=1 --ignored soak_; }
 suite_cluster() { cargo_test --test cluster -- --test-threads=1; }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Runs side by side; each has a listener of the broker.
 const SIDE_BY_SIDE: usize = 8;
 /// The short form takes a point in so many.
-const SPREAD: usize = 5;
+const SPREAD: usize = 10;
 
 #[derive(Clone, Copy, Debug)]
 enum Service {
