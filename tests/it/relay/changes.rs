@@ -135,11 +135,13 @@ async fn latest_begins_at_the_moment_the_topic_is_new() {
     relay.kill();
     super::insert(&sandbox, 4, 2).await;
     relay.start_again().await;
-    relay
+    let status = relay
         .wait_until(LIMIT, "what came meanwhile", |status| {
-            status.published_total == 4
+            status.published_total >= 4
         })
         .await;
+    // The kill may have come before the position of the three was stored; the ten are never published.
+    assert!((4..=7).contains(&status.published_total), "{status:?}");
 }
 
 #[tokio::test]

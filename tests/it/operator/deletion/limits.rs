@@ -179,6 +179,13 @@ async fn a_kafka_topic_of_somebody_else_stays(cluster: &Cluster) {
     let name = status.topic_name.unwrap();
     let kafka = cluster.kafka().await;
     kafka.delete_topic(&name).await.unwrap();
+    // Brokers know the old one a little longer than the controller.
+    fanout_tests::eventually(LIMIT, "the old one is gone", async || {
+        let found = kafka.describe_topic(&name).await?;
+        anyhow::ensure!(found.is_none(), "{found:?}");
+        anyhow::Ok(())
+    })
+    .await;
     let new = NewTopic {
         name: name.clone(),
         partitions: Some(1),
