@@ -3,7 +3,7 @@
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{PostgresSource, RelayStart, Source as SourceConfig};
 use fanout_relay::claim::snapshot::{Limits, Snapshot};
-use fanout_relay::claim::{Kind, Reader, Shards};
+use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
 use fanout_relay::position::{History, Position};
 use fanout_relay::source::Source;
@@ -69,7 +69,10 @@ async fn a_replica_that_lags_does_not_end_a_large_difference() {
     assert_eq!(begin.kind, Kind::Begin);
 
     let on_standby = source(&sandbox, &standby).await;
-    let mut misled = Reader::new(on_standby, ALL, LIMITS, history, begin.after);
+    let Completion::Position(begin) = begin.after else {
+        panic!("claim mode Snapshot moves a position");
+    };
+    let mut misled = Reader::new(on_standby, ALL, LIMITS, history, begin);
     match misled.next().await {
         Ok(batch) => panic!(
             "{:?} of {} rows, and then {:?}",

@@ -1,10 +1,15 @@
-//! Reading due rows out of an outbox.
+//! Claiming due rows of an outbox.
 
+mod batch;
+mod claimer;
 mod reader;
 pub mod row;
+mod server;
 pub mod snapshot;
 
-pub use reader::{Batch, Kind, Polls, Reader};
+pub use batch::{Batch, Completion, Kind};
+pub use claimer::{Claimer, Polls};
+pub use reader::Reader;
 
 use crate::source::{Failure, failure};
 use crate::sql::{Table, ident, literal};

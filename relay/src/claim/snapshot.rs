@@ -3,6 +3,7 @@
 //! A row is due when it is visible in the new snapshot and was not in the old one. Text only; nothing here talks to a
 //! server. The parameters that are SQL expressions (`old`, `new`) let a statement be tested as a generic plan.
 
+use super::server::SERVER;
 use super::{Outbox, Shards};
 use crate::sql::{bigint_array, literal};
 
@@ -31,11 +32,6 @@ impl Snapshot {
         format!("{}::pg_snapshot", literal(&self.0))
     }
 }
-
-/// Whether the server that answers is a standby, and its timeline. Every statement that reads rows brings them: behind a
-/// service that spreads connections, or during a failover, each may reach another server.
-const SERVER: &str = "pg_is_in_recovery() as standby, \
-     case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline";
 
 /// How much one statement may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! Publishes one range for as long as its lease holds.
 //!
-//! A *pass* reads from the stored position on, hands batches over, and stores each batch's position once every record of
-//! it and of those before is acknowledged. A pass that fails is thrown away, producer included, and the next begins at
-//! the stored position. After the broker refused a record, that batch is sent one by one, to find the record and park it.
+//! A *pass* claims what is not completed, hands batches over, and stores each batch's completion (a position, or which rows
+//! are done) once every record of it and of those before is acknowledged. A pass that fails is thrown away, producer
+//! included, and the next begins at what is stored. After the broker refused a record, that batch is sent one by one, to find the record and park it.
 
 mod hand_over;
 mod one_by_one;
@@ -11,7 +11,7 @@ mod store;
 
 use crate::broker::{self, Broker};
 use crate::claim::snapshot::Limits;
-use crate::claim::{Batch, Reader, Shards};
+use crate::claim::{Batch, Claimer, Completion, Reader, Shards};
 use crate::encode::Encoder;
 use crate::park;
 use crate::position::{Fence, History, Position};
@@ -138,6 +138,8 @@ pub struct Worker {
     seq: i64,
     /// Last position stored.
     stored: Position,
+    /// Completions stored.
+    completions: u64,
     /// Keys behind parked rows.
     held: HashSet<String>,
     /// How often [`BATCH`] and [`IN_FLIGHT`] are halved at present. What is in flight must be acknowledged within
@@ -163,6 +165,7 @@ impl Worker {
             deadline,
             seq: 0,
             stored: position,
+            completions: 0,
             held: HashSet::new(),
             halvings: 0,
         }
@@ -182,13 +185,13 @@ impl Worker {
         let mut failing_since = None;
         let mut refused = false;
         loop {
-            let before = self.stored.clone();
+            let before = self.completions;
             let pass = if refused {
                 self.one_by_one(&stop).await
             } else {
                 self.pass(&stop).await
             };
-            if self.stored != before {
+            if self.completions != before {
                 failing_since = None;
                 backoff.reset();
             }
@@ -242,14 +245,14 @@ impl Worker {
         Encoder::new(&self.shared.namespace, &self.shared.name, max_message_bytes)
     }
 
-    fn reader(&self) -> Reader {
-        Reader::new(
+    fn claimer(&self) -> Claimer {
+        Claimer::Snapshot(Reader::new(
             self.shared.source.clone(),
             self.shards,
             halved(BATCH, self.halvings),
             self.history.clone(),
             self.stored.clone(),
-        )
+        ))
     }
 }
 
@@ -265,7 +268,7 @@ fn halved(limits: Limits, times: u32) -> Limits {
 #[derive(Debug)]
 struct Sent {
     tracker: Arc<crate::produce::Tracker>,
-    after: Position,
+    after: Completion,
     rows: usize,
     bytes: usize,
     since: Duration,

@@ -25,9 +25,9 @@ impl Worker {
     async fn try_one_by_one(&mut self, stop: &CancellationToken) -> Result<(), Pass> {
         let max_message_bytes = self.shared.broker.max_message_bytes().await?;
         let encoder = self.encoder(max_message_bytes);
-        let mut reader = self.reader();
+        let mut claimer = self.claimer();
         let batch = loop {
-            let batch = reader.next().await?;
+            let batch = claimer.next().await?;
             if !batch.is_empty() {
                 break batch;
             }

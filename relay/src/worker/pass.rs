@@ -1,4 +1,4 @@
-//! A pass: batches read ahead, several in flight, positions stored in order.
+//! A pass: batches claimed ahead, several in flight, completions stored in order.
 
 use super::hand_over::hand_over;
 use super::store::{Append, outcome};
@@ -8,17 +8,18 @@ use super::{
 };
 use crate::broker;
 use crate::claim::snapshot::Limits;
-use crate::claim::{Batch, Kind};
+use crate::claim::{Batch, Completion, Kind};
 use crate::encode::Encoder;
 use crate::park::Plan;
 use crate::position::Position;
 use crate::produce::Producer;
-use crate::source::Failure;
+use crate::source::{Failure, STATEMENT_TIMEOUT};
 use fanout_runtime::clock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// What a pass has under way.
@@ -31,9 +32,9 @@ struct Flight {
     rows: usize,
     bytes: usize,
     /// Acknowledged; not yet being stored.
-    acknowledged: Option<Position>,
+    acknowledged: Option<Completion>,
     append: Option<Append>,
-    /// Must be stored before anything more is handed over.
+    /// A position that must be stored before anything more is handed over.
     gate: Option<Position>,
     /// Has rows to park: waits until nothing is in flight, because parking may take long.
     waiting: Option<(Batch, Plan)>,
@@ -74,6 +75,8 @@ impl Flight {
             && self.waiting.is_none()
             && self.rows < self.limits.rows
             && self.bytes < self.limits.bytes
+            // A database that is slower than the brokers is waited for.
+            && self.acknowledged.as_ref().map_or(0, Completion::rows) < self.limits.rows
             && self.age(now) < SLOW
             && left >= HAND_OVER_MARGIN
     }
@@ -93,7 +96,7 @@ impl Worker {
         self.shared.stats.broker_reached();
         // One batch waits, one is being read: more would only cost memory.
         let (sender, batches) = mpsc::channel(1);
-        let reader = tokio::spawn(self.reader().run(sender, self.shared.stats.polls.clone()));
+        let claimer = tokio::spawn(self.claimer().run(sender, self.shared.stats.polls.clone()));
         let mut flight = Flight {
             encoder: self.encoder(max_message_bytes),
             producer,
@@ -114,8 +117,7 @@ impl Worker {
                 break pass;
             }
         };
-        reader.abort();
-        self.land(flight, ended).await
+        self.land(flight, claimer, ended).await
     }
 
     /// One turn of the loop: looks at what changed, then waits for the next change.
@@ -129,9 +131,9 @@ impl Worker {
             });
         }
         if flight.append.is_none()
-            && let Some(position) = flight.acknowledged.take()
+            && let Some(completion) = flight.acknowledged.take()
         {
-            flight.append = Some(self.append(position));
+            flight.append = Some(self.append(completion));
         }
         if flight.is_empty()
             && let Some(ending) = flight.ending.take()
@@ -154,9 +156,9 @@ impl Worker {
         }
         let takes_more = flight.takes_more(now, left);
         tokio::select! {
-            rows = outcome(flight.append.as_mut()) => {
+            holds = outcome(flight.append.as_mut()) => {
                 if let Some(append) = flight.append.take() {
-                    self.appended(append, rows)?;
+                    self.appended(append, holds)?;
                     if flight.gate.as_ref() == Some(&self.stored) {
                         flight.gate = None;
                     }
@@ -166,7 +168,7 @@ impl Worker {
             batch = flight.batches.recv(), if takes_more => match batch {
                 Some(Ok(batch)) => self.take(flight, batch)?,
                 Some(Err(failure)) => return Err(failure.into()),
-                // The reader sends an error before it ends; it panicked.
+                // The claimer sends an error before it ends; it panicked.
                 None => return Err(crate::source::failure(
                     fanout_contract::reason::SourceError::SourceQueryFailed, "reading stopped").into()),
             },
@@ -180,8 +182,8 @@ impl Worker {
 
     /// Takes a batch: hands it over, or lets it wait where rows must be parked first.
     fn take(&mut self, flight: &mut Flight, batch: Batch) -> Result<(), Pass> {
-        if batch.kind == Kind::Begin {
-            flight.gate = Some(batch.after.clone());
+        if let (Kind::Begin, Completion::Position(begin)) = (batch.kind, &batch.after) {
+            flight.gate = Some(begin.clone());
         }
         let plan = self.plan(&batch, &flight.encoder)?;
         if plan.parked.is_empty() {
@@ -219,7 +221,7 @@ impl Worker {
                 self.shared.stats.published(sent.rows, took);
                 self.shared.stats.broker(Ok(()));
             }
-            flight.acknowledged = Some(sent.after);
+            flight.acknowledged = Some(and(flight.acknowledged.take(), sent.after));
             flight.harvested += 1;
         }
         if self.halvings > 0 && flight.harvested >= RECOVERED && flight.ending.is_none() {
@@ -239,14 +241,26 @@ impl Worker {
     }
 
     /// Ends a pass: nothing is sent any more, and what was acknowledged meanwhile is stored.
-    async fn land(&mut self, mut flight: Flight, ended: Pass) -> Pass {
+    async fn land(&mut self, mut flight: Flight, mut claimer: JoinHandle<()>, ended: Pass) -> Pass {
         flight.producer.stop().await;
+        flight.batches.close();
+        let mut ended = ended;
+        // The next pass of this term begins with what the last claim left: it must be over. A new term fences it.
+        if matches!(ended, Pass::Ended(_)) {
+            claimer.abort();
+        } else if tokio::time::timeout(STATEMENT_TIMEOUT, &mut claimer)
+            .await
+            .is_err()
+        {
+            claimer.abort();
+            ended = Pass::Ended(Ended::Fenced);
+        }
         if matches!(ended, Pass::Ended(Ended::Fenced | Ended::Source(_))) {
             return ended;
         }
         if let Some(mut append) = flight.append.take() {
-            let rows = append.outcome().await;
-            if let Err(pass) = self.appended(append, rows) {
+            let holds = append.outcome().await;
+            if let Err(pass) = self.appended(append, holds) {
                 return pass;
             }
         }
@@ -255,13 +269,21 @@ impl Worker {
             .sent
             .pop_front_if(|sent| sent.tracker.is_done() && !sent.tracker.has_failed())
         {
-            last = Some(sent.after);
+            last = Some(and(last, sent.after));
         }
-        if let Some(position) = last
-            && let Err(pass) = self.store(position).await
+        if let Some(completion) = last
+            && let Err(pass) = self.store(completion).await
         {
             return pass;
         }
         ended
+    }
+}
+
+/// `later`, and what was not stored before it.
+fn and(before: Option<Completion>, later: Completion) -> Completion {
+    match before {
+        Some(before) => before.and(later),
+        None => later,
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{execute, sandbox, source, value};
 use fanout_relay::claim::snapshot::{self, Limits, Snapshot};
-use fanout_relay::claim::{Kind, Reader, Shards};
+use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
 use fanout_relay::position::{History, Position};
 use fanout_tests::Sandbox;
@@ -127,7 +127,9 @@ async fn a_large_difference_is_frozen_and_read_in_pages() {
         let batch = reader.next().await.unwrap();
         kinds.push(batch.kind);
         let page: Vec<i64> = batch.rows().map(|row| row.unwrap().id).collect();
-        if let (Position::Inside { last_id, .. }, Some(last)) = (&batch.after, page.last()) {
+        if let (Completion::Position(Position::Inside { last_id, .. }), Some(last)) =
+            (&batch.after, page.last())
+        {
             assert_eq!(last_id, last);
         }
         read.extend(page);
@@ -137,7 +139,7 @@ async fn a_large_difference_is_frozen_and_read_in_pages() {
     assert_eq!(ids(&mut reader).await, [26]);
 
     // A reader that begins inside goes on behind the last id.
-    let Position::Inside { old, new, .. } = begin.after else {
+    let Completion::Position(Position::Inside { old, new, .. }) = begin.after else {
         panic!("a large difference begins inside");
     };
     let inside = Position::Inside {
