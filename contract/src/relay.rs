@@ -20,6 +20,9 @@ pub struct RelayConfig {
     /// Publish nothing any more, and delete the topic's positions once no relay publishes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub delete_positions: bool,
+    /// System identifier of the server that shall be published from although its positions are not its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_source: Option<String>,
     /// The outbox.
     pub source: Source,
     /// The log.

@@ -9,7 +9,7 @@ use crate::ranges::decide;
 use crate::source::{Failure, Source, failure};
 use crate::stats::{Gauges, Stats};
 use crate::worker::{Assignment, Ended, Shared, Worker};
-use crate::{checks, forget, recheck, retention};
+use crate::{adopt, checks, forget, recheck, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
@@ -115,7 +115,7 @@ async fn serve(
     let registered = async {
         let topic =
             lease::register(source, &broker.cluster, &broker.topic, postgres.start_from).await?;
-        lease::check_history(source, topic).await?;
+        adopt::check_history(source, topic, config.config.accept_source.as_deref()).await?;
         Ok(topic)
     };
     let topic = match registered.await {
@@ -241,7 +241,7 @@ impl Engine {
         if *self.history.get_or_insert_with(|| view.history.clone()) != view.history {
             return Err(failure(
                 SourceError::SourceUnreachable,
-                "the database failed over: resuming from the stored position",
+                "the database failed over or crashed: resuming from the stored position",
             ));
         }
         self.cooling.retain(|_, until| *until > now);

@@ -2,9 +2,10 @@
 
 use crate::claim::Shards;
 use crate::claim::row::{flag, parsed};
-use crate::position::{self, Fence, HISTORY, History, Position, Stored};
+use crate::position::{self, Fence, History, Position, Stored, history};
 use crate::source::{Failure, Source, classify, failure};
 use crate::sql::literal;
+use fanout_contract::names::ACCEPT_SOURCE_ANNOTATION;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::RelayStart;
 use fanout_runtime::clock;
@@ -99,8 +100,9 @@ pub async fn register(
              on conflict (topic_id, lo) do nothing returning id), \
              l as (insert into fanout.leases (range_id) select id from r) \
              insert into fanout.positions (range_id, term, seq, old, system_identifier, timeline) \
-             select r.id, 0, 0, {start}, h.* from r, (select {HISTORY}) h; \
-             select id from fanout.topics where cluster_id = {cluster} and topic = {topic}"
+             select r.id, 0, 0, {start}, h.system_identifier, h.timeline from r, {}; \
+             select id from fanout.topics where cluster_id = {cluster} and topic = {topic}",
+            history()
         ))
         .await?;
     let row = rows.last().ok_or_else(unexpected)?;
@@ -113,13 +115,14 @@ pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
     let latest = position::latest("r.id");
     let rows = source
         .query(format!(
-            "select {HISTORY}, t.source_table, p.* from fanout.topics t join fanout.ranges r on r.topic_id = t.id \
-             left join lateral ({latest}) p on true where t.id = {topic}"
+            "select h.*, t.source_table, p.* from {} join fanout.topics t on true join fanout.ranges r on r.topic_id = t.id \
+             left join lateral ({latest}) p on true where t.id = {topic}",
+            history()
         ))
         .await?;
     for row in &rows {
         let here = History::decode(row, 0).map_err(|error| classify(&error))?;
-        let table: String = parsed(row, 2).map_err(|error| classify(&error))?;
+        let table: String = parsed(row, History::COLUMNS).map_err(|error| classify(&error))?;
         if table != source.outbox.table.quoted() {
             return Err(failure(
                 SourceError::SourceChanged,
@@ -129,7 +132,7 @@ pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
                 ),
             ));
         }
-        let stored = Stored::decode(row, 3).map_err(|_| no_position())?;
+        let stored = Stored::decode(row, History::COLUMNS + 1).map_err(|_| no_position(&here))?;
         belongs(&stored, &here)?;
     }
     Ok(())
@@ -139,7 +142,7 @@ fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     if stored.belongs_to(here) {
         return Ok(());
     }
-    let there = stored.history.system_identifier;
+    let there = stored.system_identifier;
     let message = if there == here.system_identifier {
         "the positions in fanout.positions were copied here from another database of this server"
             .to_owned()
@@ -151,14 +154,28 @@ fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     };
     Err(failure(
         SourceError::SourceChanged,
-        format!("{message}: they say nothing about the rows here, and nothing is published"),
+        format!(
+            "{message}: they say nothing about the rows here, and nothing is published; {}",
+            to_accept(here)
+        ),
     ))
 }
 
-fn no_position() -> Failure {
+fn no_position(here: &History) -> Failure {
     failure(
         SourceError::SourceChanged,
-        "fanout.positions has no row for a range of this topic: what was published is not known",
+        format!(
+            "fanout.positions has no row for a range of this topic: what was published is not known; {}",
+            to_accept(here)
+        ),
+    )
+}
+
+/// The step that releases a topic, see [`crate::adopt`].
+fn to_accept(here: &History) -> String {
+    format!(
+        "if it is meant to be this database, annotate the FanoutTopic with {ACCEPT_SOURCE_ANNOTATION}: \"{}\"",
+        here.system_identifier
     )
 }
 
@@ -195,11 +212,12 @@ pub async fn observe(source: &Source, member: &Member) -> Result<View, Failure> 
 
 fn observation(topic: i64, owner: &str) -> String {
     format!(
-        "select {HISTORY}, (select count(*) from fanout.members where topic_id = {topic} \
+        "select h.*, (select count(*) from fanout.members where topic_id = {topic} \
          and seen_at > clock_timestamp() - {}), \
          r.id, r.lo, r.hi, l.term, l.expires_at > clock_timestamp(), l.owner is not distinct from {owner} \
-         from fanout.ranges r join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
-        lease_interval()
+         from {} join fanout.ranges r on true join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
+        lease_interval(),
+        history()
     )
 }
 
@@ -212,19 +230,19 @@ fn decode_view(rows: &[PgRow]) -> Result<View, Failure> {
     let decode = || -> Result<View, sqlx::Error> {
         let range = |row: &PgRow| {
             Ok(RangeView {
-                id: parsed(row, 3)?,
+                id: parsed(row, 4)?,
                 shards: Shards {
-                    lo: parsed(row, 4)?,
-                    hi: parsed(row, 5)?,
+                    lo: parsed(row, 5)?,
+                    hi: parsed(row, 6)?,
                 },
-                term: parsed(row, 6)?,
-                held: flag(row, 7)?,
-                mine: flag(row, 8)?,
+                term: parsed(row, 7)?,
+                held: flag(row, 8)?,
+                mine: flag(row, 9)?,
             })
         };
         Ok(View {
             history: History::decode(first, 0)?,
-            members: parsed(first, 2)?,
+            members: parsed(first, History::COLUMNS)?,
             ranges: rows.iter().map(range).collect::<Result<_, sqlx::Error>>()?,
         })
     };
@@ -259,11 +277,14 @@ pub async fn acquire(
     };
     let latest = position::latest(&range.to_string());
     let rows = transaction
-        .query(format!("select {HISTORY}, p.* from ({latest}) p"))
+        .query(format!(
+            "select h.*, p.* from {} left join ({latest}) p on true",
+            history()
+        ))
         .await?;
-    let row = rows.first().ok_or_else(no_position)?;
+    let row = rows.first().ok_or_else(unexpected)?;
     let history = History::decode(row, 0).map_err(|error| classify(&error))?;
-    let stored = Stored::decode(row, 2).map_err(|error| classify(&error))?;
+    let stored = Stored::decode(row, History::COLUMNS).map_err(|_| no_position(&history))?;
     belongs(&stored, &history)?;
     transaction
         .query(position::append(&fence, 0, &stored.position, &history))

@@ -70,6 +70,7 @@ mod tests {
             history: History {
                 system_identifier: 1,
                 timeline: "00000001".into(),
+                incarnation: 1,
             },
         }
     }

@@ -6,6 +6,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod chaos;
 mod chart;
 mod checker;
 mod consumer;

@@ -11,6 +11,7 @@ mod retention;
 mod sharing;
 mod statements;
 mod table;
+mod wild;
 
 use fanout_contract::relay::RelayConfig;
 use fanout_relay::source::{Failure, Source};

@@ -31,15 +31,15 @@ async fn source(sandbox: &Sandbox, server: &Postgres) -> Source {
 }
 
 async fn history(sandbox: &Sandbox) -> History {
-    let (system_identifier, timeline) = sqlx::query_as(
-        "select system_identifier, substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) from pg_control_system()",
-    )
-    .fetch_one(sandbox.pool())
-    .await
-    .unwrap();
+    let sql = format!("select h.* from {}", fanout_relay::position::history());
+    let (system_identifier, timeline, incarnation) = sqlx::query_as(sqlx::AssertSqlSafe(sql))
+        .fetch_one(sandbox.pool())
+        .await
+        .unwrap();
     History {
         system_identifier,
         timeline,
+        incarnation,
     }
 }
 

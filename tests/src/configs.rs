@@ -36,6 +36,7 @@ impl Sandbox {
             generation: 1,
             suspend: false,
             delete_positions: false,
+            accept_source: None,
             source: Source::Postgres(PostgresSource {
                 url_file: URL_FILE.to_owned(),
                 ca_file: None,

@@ -10,6 +10,7 @@
     reason = "a test harness fails by panicking: the message is what the developer reads"
 )]
 
+pub mod chaos;
 pub mod checker;
 pub mod configs;
 pub mod documents;

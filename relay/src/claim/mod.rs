@@ -65,6 +65,13 @@ impl Outbox {
             .collect()
     }
 
+    /// The condition for rows of the topic.
+    pub(crate) fn matched(&self) -> String {
+        let mut conditions = self.matching();
+        conditions.push("true".to_owned());
+        conditions.join(" and ")
+    }
+
     /// The condition for rows of the topic in `shards`.
     pub(crate) fn within(&self, shards: Shards) -> String {
         let Shards { lo, hi } = shards;

@@ -146,14 +146,14 @@ struct Head {
 }
 
 impl Head {
-    const COLUMNS: usize = 4;
+    const COLUMNS: usize = 5;
 
     fn read(rows: &[PgRow]) -> Result<Self, sqlx::Error> {
         let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
         Ok(Self {
             new: Snapshot::new(parsed::<String>(row, 0)?),
             server: Server::read(row, 1)?,
-            small: flag(row, 3)?,
+            small: flag(row, 4)?,
             rows: text(row, Self::COLUMNS)?.is_some(),
         })
     }

@@ -100,7 +100,7 @@ pub fn poll(outbox: &Outbox, shards: Shards, old: &str, limits: Limits) -> Strin
         "with s as materialized (select pg_current_snapshot() as new, {SERVER}), \
          d as materialized ({d} limit {}), \
          t as (select count(*) <= {rows} and coalesce(sum({WEIGHT}), 0) <= {bytes} as small from d) \
-         select s.new, s.standby, s.timeline, t.small, {ENCODED} \
+         select s.new, s.standby, s.timeline, s.incarnation, t.small, {ENCODED} \
          from s cross join t left join d on t.small order by d.id",
         rows + 1
     )
@@ -130,7 +130,7 @@ pub fn page(outbox: &Outbox, ids: &[i64]) -> String {
     let table = outbox.table.quoted();
     let ids = bigint_array(ids);
     format!(
-        "select s.standby, s.timeline, {ENCODED} from (select {SERVER}) s \
+        "select s.standby, s.timeline, s.incarnation, {ENCODED} from (select {SERVER}) s \
          left join {table} d on d.id = any({ids}) order by d.id"
     )
 }

@@ -39,13 +39,13 @@ const IN_FLIGHT: Limits = Limits {
 const HALVINGS: u32 = 10;
 /// Batches acknowledged in time before one halving is taken back.
 const RECOVERED: usize = 20;
-/// Records are handed over while this much of the lease is left: librdkafka gives them up before it ends.
+/// Records are handed over while this much of the lease is left: they are answered or taken back before it ends.
 const HAND_OVER_MARGIN: Duration = MESSAGE_TIMEOUT.saturating_add(Duration::from_millis(200));
 /// With less than this left, nothing of this process may be sent any more.
 const PURGE_MARGIN: Duration = Duration::from_secs(1);
 /// Nothing more is handed over while a batch waits this long, so that what waits has about the same age.
 const SLOW: Duration = Duration::from_secs(1);
-/// A batch that waits this long is taken back, before librdkafka gives up its oldest records and still sends younger ones.
+/// A batch that waits this long is taken back, with all that were handed over after it.
 const STALLED: Duration = Duration::from_millis(5_500);
 /// How often the clock is looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(100);

@@ -4,7 +4,7 @@ use super::{execute, sandbox, source, value};
 use fanout_relay::claim::snapshot::{self, Limits, Snapshot};
 use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
-use fanout_relay::position::{History, Position};
+use fanout_relay::position::{History, INCARNATION, Position};
 use fanout_tests::Sandbox;
 use fanout_tests::checker::load;
 use fanout_tests::checker::writer::Writer;
@@ -45,6 +45,7 @@ async fn history(sandbox: &Sandbox) -> History {
             .parse()
             .unwrap(),
         timeline: column("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)").await,
+        incarnation: column(INCARNATION).await.parse().unwrap(),
     }
 }
 

@@ -157,10 +157,7 @@ impl Postgres {
 
     /// URL of `database` for a role of the harness.
     pub fn url_as(&self, role: &str, database: &str) -> String {
-        format!(
-            "postgres://{role}:{PASSWORD}@127.0.0.1:{}/{database}",
-            self.port
-        )
+        url_at(self.port, role, database)
     }
 
     /// Runs SQL as the superuser through psql, with psql variables, stopping at the first error; returns what it
@@ -222,6 +219,11 @@ impl Postgres {
         self.psql(TEMPLATE, include_str!("../harness.sql"), &[])?;
         Ok(())
     }
+}
+
+/// URL of `database` for a role of the harness at a port of this machine, where a proxy may stand.
+pub fn url_at(port: u16, role: &str, database: &str) -> String {
+    format!("postgres://{role}:{PASSWORD}@127.0.0.1:{port}/{database}")
 }
 
 /// Role of the application that writes the outbox.

@@ -28,6 +28,8 @@ pub(crate) struct ValidTopic {
     pub(crate) generation: i64,
     /// Publish nothing.
     pub(crate) suspend: bool,
+    /// Server that shall be published from although its positions are not its own.
+    pub(crate) accept_source: Option<String>,
     /// The outbox as the relay's configuration describes it.
     pub(crate) source: relay::PostgresSource,
     /// Files the source refers to.
@@ -105,6 +107,10 @@ pub(crate) fn validate(
         owner: owner(topic),
         generation: topic.metadata.generation.unwrap_or_default(),
         suspend: topic.spec.suspend,
+        accept_source: topic
+            .annotations()
+            .get(names::ACCEPT_SOURCE_ANNOTATION)
+            .map(|value| names::annotation_token(value)),
         source,
         source_files,
         log: log(kafka_topic(topic, prefix), broker),

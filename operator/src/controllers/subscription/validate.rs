@@ -61,7 +61,7 @@ pub(crate) fn validate(
         resume: subscription
             .annotations()
             .get(names::RESUME_ANNOTATION)
-            .map(|value| names::resume_token(value)),
+            .map(|value| names::annotation_token(value)),
         uid: uid.clone(),
     };
     check_size(&config)?;

@@ -96,6 +96,7 @@ fn relay<'a>(topic: &'a ValidTopic, settings: &'a Settings) -> Result<Worker<'a>
         generation: topic.generation,
         suspend: topic.suspend,
         delete_positions: false,
+        accept_source: topic.accept_source.clone(),
         source: Source::Postgres(topic.source.clone()),
         broker: Broker::Kafka(KafkaTarget {
             cluster: topic.producer.kafka.clone(),

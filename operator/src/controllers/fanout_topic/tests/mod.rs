@@ -9,6 +9,8 @@ use super::validate::{ValidTopic, validate};
 use crate::controllers::subscription;
 use crate::settings::Settings;
 use fanout_contract::consumer::Egress;
+use fanout_contract::names;
+use fanout_contract::relay::RelayConfig;
 use fanout_crds::condition::reason;
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_runtime::guard::Guard;
@@ -167,6 +169,32 @@ fn a_pool_deployment_is_one_pod_with_defaults() {
 fn the_relay_configuration_names_files_and_no_secret() {
     let relay = worker("posts-relay");
     insta::assert_snapshot!(relay.config_map.data.unwrap()["config.yaml"]);
+}
+
+#[test]
+fn the_relay_alone_is_told_of_the_source_that_is_accepted() {
+    let with = |value: &str| {
+        let mut topic = topic();
+        topic.metadata.annotations = Some(BTreeMap::from([(
+            names::ACCEPT_SOURCE_ANNOTATION.to_owned(),
+            value.to_owned(),
+        )]));
+        let topic = validate(&topic, &secret, "").ok().unwrap();
+        built(&topic, &[member("search", "posts-pool-0")])
+    };
+    let accepted = |workers: &[WorkerObjects]| {
+        let file = &workers[0].config_map.data.as_ref().unwrap()["config.yaml"];
+        let config: RelayConfig = serde_yaml::from_str(file).unwrap();
+        config.accept_source
+    };
+    let workers = with("7402116394712540001");
+    assert_eq!(accepted(&workers).as_deref(), Some("7402116394712540001"));
+    // Its pods must report the changed file; nobody else's changes.
+    assert_ne!(workers[0].hash, worker("posts-relay").hash);
+    assert_eq!(workers[1].hash, worker("posts-pool-0").hash);
+    // Text of any size stays small.
+    let hostile = accepted(&with(&"\n: [".repeat(50_000))).unwrap();
+    assert!(hostile.len() <= 64, "{hostile}");
 }
 
 #[test]
