@@ -21,6 +21,8 @@ async fn main() {
             .next()
             .map_or(1_000, |kills: u64| u32::try_from(kills).unwrap_or(u32::MAX)),
         events: numbers.next().unwrap_or(1_000_000),
+        writers: 8,
+        rest: Duration::from_millis(5),
         pause: Duration::from_secs(5),
         seed: numbers.next().unwrap_or(1),
     };

@@ -7,7 +7,9 @@ use std::time::Duration;
 async fn fifty_kills_and_every_other_fault_lose_nothing() {
     let plan = Plan {
         kills: 50,
-        events: 10_000,
+        events: 5_000,
+        writers: 4,
+        rest: Duration::from_millis(20),
         pause: Duration::from_secs(5),
         seed: 1,
     };

@@ -43,6 +43,10 @@ pub struct Plan {
     pub kills: u32,
     /// Events committed, at least.
     pub events: u64,
+    /// Connections that write.
+    pub writers: u64,
+    /// Each of them rests so long after a transaction.
+    pub rest: Duration,
     /// Between two faults of other kinds.
     pub pause: Duration,
     /// What happens is drawn from this seed; when it does is the scheduler's choice.
@@ -76,10 +80,11 @@ pub async fn run(test: &str, plan: Plan) -> Report {
     let (postgres, kafka) = servers.await.expect("the servers start");
     let scene = Scene::new(test, &postgres, kafka).await;
     let options = Options {
-        writers: 4,
+        writers: plan.writers,
+        keys: 400,
         transactions: u64::MAX,
         hold: Duration::from_secs(2),
-        rest: Duration::from_millis(20),
+        rest: plan.rest,
         seed: plan.seed,
         ..Options::default()
     };
