@@ -44,6 +44,12 @@ pub fn kafka_topic(prefix: &str, namespace: &str, topic: &str) -> String {
     )
 }
 
+/// Default Kafka topic of a FanoutTopic in format Debezium: `<prefix>outbox.event.<name>`, which is where Debezium's outbox event
+/// router sends rows of this name without the prefix.
+pub fn routed_topic(prefix: &str, topic: &str) -> String {
+    format!("{prefix}outbox.event.{topic}")
+}
+
 const DEAD_SUFFIX: &str = ".dead";
 
 /// Dead letter topic beside a Kafka topic.
@@ -135,6 +141,7 @@ mod tests {
         assert_eq!(pool_deployment("posts", 0), "posts-pool-0");
         assert_eq!(dedicated_deployment("posts", "search"), "posts-s-search");
         assert_eq!(kafka_topic("", "social", "posts"), "social.posts");
+        assert_eq!(routed_topic("prod.", "posts"), "prod.outbox.event.posts");
         assert_eq!(dead_letter_topic("social.posts"), "social.posts.dead");
         assert_eq!(group_id("prod.", "social", "search"), "prod.social.search");
     }

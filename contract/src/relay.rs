@@ -23,10 +23,54 @@ pub struct RelayConfig {
     /// System identifier of the server that shall be published from although its positions are not its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_source: Option<String>,
+    /// What becomes of the later rows of a key when one of its rows is parked.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_parked: OnParked,
+    /// How a row becomes a record.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub format: Format,
+    /// The record of a row whose payload is NULL, in format `CloudEvents`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub null_payload: NullPayload,
     /// The outbox.
     pub source: Source,
     /// The log.
     pub broker: Broker,
+}
+
+/// Left out of a file, so that a worker of an older version can read it too.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// How a row becomes a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Format {
+    /// A CloudEvent 1.0 in Kafka binary mode.
+    #[default]
+    CloudEvents,
+    /// What Debezium's outbox event router makes of the row by default.
+    Debezium,
+}
+
+/// The record of a row whose payload is NULL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NullPayload {
+    /// It has a value of no bytes.
+    #[default]
+    Empty,
+    /// It has no value: on a compacted topic it deletes its key.
+    Tombstone,
+}
+
+/// What becomes of the later rows of a key when one of its rows can't be published and is parked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnParked {
+    /// They are held until the parked row is released or dropped.
+    #[default]
+    Block,
+    /// They go on.
+    Skip,
 }
 
 /// Where rows come from.
@@ -183,6 +227,13 @@ pub struct Parked {
     pub rows: i64,
     /// Rows held behind a parked row of their key.
     pub held: i64,
+}
+
+impl Parked {
+    /// Both.
+    pub const fn total(self) -> i64 {
+        self.rows.saturating_add(self.held)
+    }
 }
 
 /// A writing transaction that has been open for long.

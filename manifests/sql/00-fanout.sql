@@ -23,7 +23,7 @@ create table fanout.schema_version (
   version    integer primary key,
   applied_at timestamptz not null default clock_timestamp());
 comment on table fanout.schema_version is 'Steps applied to this schema; a relay refuses to run below the version it knows.';
-insert into fanout.schema_version (version) values (1);
+insert into fanout.schema_version (version) values (1), (2);
 
 create table fanout.topics (
   id           bigint generated always as identity primary key,
@@ -76,6 +76,7 @@ create table fanout.parked (
   range_id     bigint not null references fanout.ranges,
   id           bigint not null,
   reason       text,
+  action       text check (action in ('Release', 'Drop')),
   event_id     uuid not null,
   key          text,
   type         text not null,
@@ -88,9 +89,12 @@ create table fanout.parked (
   parked_at    timestamptz not null default clock_timestamp(),
   primary key (range_id, id));
 create index on fanout.parked (range_id, key);
+create index on fanout.parked (range_id, key, id) where reason is not null and action is null;
+create index on fanout.parked (range_id) where action is not null;
 comment on table fanout.parked is 'Rows that could not be published as they are, and the later rows of their keys.';
 comment on column fanout.parked.id is 'id of the outbox row.';
 comment on column fanout.parked.reason is 'Why the row can not be published; null where it is only held behind an earlier row of its key.';
+comment on column fanout.parked.action is 'For people to set: Release publishes the row once more, Drop gives it up; then what is held behind it goes on. Null again where it still can not be published.';
 
 create table fanout.members (
   topic_id bigint not null references fanout.topics,
@@ -107,7 +111,7 @@ grant insert, update (match), delete on fanout.topics to :"relay_role";
 grant insert, delete on fanout.ranges to :"relay_role";
 grant insert, update, delete on fanout.leases to :"relay_role";
 grant insert, delete on fanout.positions to :"relay_role";
-grant insert, delete on fanout.parked to :"relay_role";
+grant insert, update, delete on fanout.parked to :"relay_role";
 grant insert, update, delete on fanout.members to :"relay_role";
 
 commit;

@@ -8,7 +8,7 @@ use fanout_contract::reason::SourceError;
 use sqlx::postgres::PgRow;
 
 /// Version of schema `fanout` this relay works with.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 
 /// Columns of the outbox and their types; `*` stands for any type that has a text form.
 const COLUMNS: [(&str, &[&str]); 12] = [
@@ -41,7 +41,7 @@ const RIGHTS: [(&str, &str); 6] = [
     ("ranges", "select,insert"),
     ("leases", "select,insert,update"),
     ("positions", "select,insert,delete"),
-    ("parked", "select,insert"),
+    ("parked", "select,insert,update,delete"),
     ("members", "select,insert,update,delete"),
 ];
 
@@ -97,7 +97,7 @@ async fn schema(source: &Source) -> Result<(), Failure> {
     })?;
     if found < SCHEMA_VERSION {
         return Err(outdated(format!(
-            "schema fanout in the database of spec.source.postgres.urlSecretRef is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql"
+            "schema fanout in the database of spec.source.postgres.urlSecretRef is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql/upgrade"
         )));
     }
     Ok(())

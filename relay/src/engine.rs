@@ -2,6 +2,7 @@
 
 use crate::broker::Broker;
 use crate::claim::Shards;
+use crate::encode::Encoding;
 use crate::lease::{self, LEASE, Member, RENEWAL, View};
 use crate::measure::Measure;
 use crate::position::{Fence, History};
@@ -150,9 +151,9 @@ async fn serve(
         shared: Shared {
             source: source.clone(),
             broker,
-            namespace: config.config.namespace.clone(),
-            name: config.config.name.clone(),
+            encoding: Encoding::new(&config.config),
             suspended: config.config.suspend,
+            on_parked: config.config.on_parked,
             stats: stats.clone(),
         },
         history: None,

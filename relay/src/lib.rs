@@ -13,6 +13,7 @@ pub mod claim;
 pub mod encode;
 pub mod engine;
 pub mod forget;
+pub mod kafka_error;
 pub mod lease;
 pub mod measure;
 pub mod park;

@@ -8,6 +8,7 @@
 use crate::broker;
 use crate::claim::row::Row;
 use crate::encode::Encoder;
+use crate::kafka_error;
 use rdkafka::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
@@ -74,7 +75,7 @@ struct Answers {
 
 impl Answers {
     fn fail(&self, code: RDKafkaErrorCode) {
-        let first = if broker::refuses_record(code) {
+        let first = if kafka_error::refusal(code).is_some() {
             &self.refusal
         } else {
             &self.failure
@@ -225,7 +226,7 @@ impl Producer {
         let opaque = tracker.clone();
         let mut record =
             BaseRecord::<str, [u8], _>::with_opaque_to(&self.topic, opaque).headers(headers);
-        if let Some(hex) = row.payload {
+        if let Some(hex) = encoder.value(row) {
             payload.resize(hex.len() / 2, 0);
             hex::decode_to_slice(hex, payload).map_err(|_| RDKafkaErrorCode::InvalidRecord)?;
             record = record.payload(payload);

@@ -9,6 +9,7 @@
 mod chaos;
 mod chart;
 mod checker;
+mod cloudevents;
 mod consumer;
 mod cores;
 mod crds;

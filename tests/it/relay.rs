@@ -2,11 +2,13 @@
 
 mod changes;
 mod checks;
+mod debezium;
 mod delivery;
 mod forgetting;
 mod history;
 mod outages;
 mod parking;
+mod releasing;
 mod retention;
 mod sharing;
 mod statements;

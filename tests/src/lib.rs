@@ -20,6 +20,7 @@ pub mod objects;
 pub mod process;
 pub mod produced;
 pub mod receiver;
+pub mod sdks;
 pub mod services;
 pub mod verdict;
 

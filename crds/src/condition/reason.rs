@@ -100,6 +100,8 @@ reasons! {
     SECRET_KEY_MISSING = "SecretKeyMissing", Lasting, REFERENCE, "Add the key to the Secret, or correct the reference.";
     /// The FanoutTopic of `spec.topicRef` does not exist.
     TOPIC_NOT_FOUND = "TopicNotFound", Lasting, &[READY, POSITION_INITIALIZED], "Create the FanoutTopic in the same namespace.";
+    /// The FanoutTopic publishes in a format that Subscriptions can't read.
+    FORMAT_UNSUPPORTED = "FormatUnsupported", Lasting, &[READY, POSITION_INITIALIZED], "Refer to a FanoutTopic with relay.format CloudEvents.";
     /// The FanoutTopic has no Kafka topic that could be read.
     TOPIC_NOT_READY = "TopicNotReady", Lasting, &[READY, POSITION_INITIALIZED, DELIVERING], "Mend the FanoutTopic: see its own conditions.";
     /// Retention removed records before they were delivered: the Subscription was behind, suspended or without a worker for

@@ -38,7 +38,7 @@ fn a_batch_that_a_dead_producer_does_not_take_has_failed() {
         );
         std::thread::yield_now();
     }
-    let encoder = Encoder::new("social", "posts", 1_000_000);
+    let encoder = Encoder::new(crate::encode::tests::cloud_events(), 1_000_000);
     let tracker = Tracker::new();
     let sent = producer.send(&ROW, &encoder, &tracker, &mut Vec::new());
     tracker.close();

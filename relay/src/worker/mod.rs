@@ -3,21 +3,24 @@
 //! A *pass* claims what is not completed, hands batches over, and stores each batch's completion (a position, or which rows
 //! are done) once every record of it and of those before is acknowledged. A pass that fails is thrown away, producer
 //! included, and the next begins at what is stored. After the broker refused a record, that batch is sent one by one, to find the record and park it.
+//! Parked rows that are released are published between two passes, so before any new row of their keys.
 
 mod hand_over;
 mod one_by_one;
 mod pass;
+mod release;
 mod store;
 
 use crate::broker::{self, Broker};
 use crate::claim::snapshot::Limits;
 use crate::claim::{Batch, Claimer, Completion, Reader, Shards};
-use crate::encode::Encoder;
+use crate::encode::{Encoder, Encoding, Unencodable};
 use crate::park;
 use crate::position::{Fence, History, Position};
 use crate::produce::MESSAGE_TIMEOUT;
 use crate::source::{Failure, Source};
 use crate::stats::{RangeState, Stats};
+use fanout_contract::relay::OnParked;
 use fanout_runtime::backoff::Backoff;
 use fanout_runtime::clock::{self, Deadline};
 use std::collections::HashSet;
@@ -49,6 +52,8 @@ const SLOW: Duration = Duration::from_secs(1);
 const STALLED: Duration = Duration::from_millis(5_500);
 /// How often the clock is looked at when nothing happens.
 const TICK: Duration = Duration::from_millis(100);
+/// A pass that has had nothing to do for this long looks by itself whether the position has passed what is parked.
+const SETTLE: Duration = Duration::from_secs(1);
 /// How long the producer waits for more records of a batch.
 const LINGER: Duration = Duration::from_millis(2);
 /// A range whose records fail this long is given up, so that a relay that reaches the brokers can have it.
@@ -76,12 +81,12 @@ pub struct Shared {
     pub source: Source,
     /// The log.
     pub broker: Arc<Broker>,
-    /// Namespace of the FanoutTopic.
-    pub namespace: String,
-    /// Name of the FanoutTopic.
-    pub name: String,
+    /// How rows become records.
+    pub encoding: Encoding,
     /// Publish nothing.
     pub suspended: bool,
+    /// What becomes of the later rows of a parked row's key.
+    pub on_parked: OnParked,
     /// What `/status` shows.
     pub stats: Arc<Stats>,
 }
@@ -104,14 +109,40 @@ pub enum Ended {
 enum Pass {
     /// For good.
     Ended(Ended),
-    /// The broker refused a record.
-    Refused,
+    /// The broker refused a record, for this reason.
+    Refused(Unencodable),
+    /// Nothing is in flight, and parked rows are to be released or dropped.
+    Release,
     /// The topic's limit is another one now, or a batch was sent one by one: begin again.
     Again,
     /// The brokers kept up with less: try more.
     Recovered,
     /// The brokers did not take records.
     Failed(broker::Failure),
+}
+
+/// What a worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Publishes.
+    Pass,
+    /// Publishes one batch record by record.
+    OneByOne,
+    /// Publishes or drops parked rows.
+    Release,
+}
+
+impl Step {
+    /// The step after this one ended with `pass`.
+    const fn after(self, pass: &Pass) -> Self {
+        match (self, pass) {
+            (_, Pass::Refused(_)) => Self::OneByOne,
+            (_, Pass::Release) => Self::Release,
+            // The record that was refused is not found yet.
+            (Self::OneByOne, Pass::Failed(_) | Pass::Recovered) => Self::OneByOne,
+            _ => Self::Pass,
+        }
+    }
 }
 
 impl From<Failure> for Pass {
@@ -142,6 +173,10 @@ pub struct Worker {
     completions: u64,
     /// Keys behind parked rows.
     held: HashSet<String>,
+    /// Parked rows are to be released or dropped, as far as this worker knows.
+    releasing: bool,
+    /// Rows may be parked that the stored position has not passed. Released or dropped before it has, they would come again.
+    unsettled: bool,
     /// How often [`BATCH`] and [`IN_FLIGHT`] are halved at present. What is in flight must be acknowledged within
     /// [`STALLED`], or it would be sent again and again over a connection that can't carry it in that time.
     halvings: u32,
@@ -167,6 +202,8 @@ impl Worker {
             stored: position,
             completions: 0,
             held: HashSet::new(),
+            releasing: false,
+            unsettled: true,
             halvings: 0,
         }
     }
@@ -174,8 +211,8 @@ impl Worker {
     /// Publishes until `stop`, then finishes what is in flight; ends by itself when it can't go on.
     pub async fn run(mut self, stop: CancellationToken) -> Ended {
         self.report();
-        match park::held_keys(&self.shared.source, self.fence.range).await {
-            Ok(held) => self.held = held,
+        match park::look(&self.shared.source, self.fence.range, self.shared.on_parked).await {
+            Ok((held, releasing)) => (self.held, self.releasing) = (held, releasing),
             Err(failure) => return Ended::Source(failure),
         }
         if self.shared.suspended {
@@ -183,22 +220,22 @@ impl Worker {
         }
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
         let mut failing_since = None;
-        let mut refused = false;
+        let mut step = Step::Pass;
         loop {
             let before = self.completions;
-            let pass = if refused {
-                self.one_by_one(&stop).await
-            } else {
-                self.pass(&stop).await
+            let pass = match step {
+                Step::Pass => self.pass(&stop).await,
+                Step::OneByOne => self.one_by_one(&stop).await,
+                Step::Release => self.release(&stop).await,
             };
             if self.completions != before {
                 failing_since = None;
                 backoff.reset();
             }
-            refused = matches!(pass, Pass::Refused) || (refused && !matches!(pass, Pass::Again));
+            step = step.after(&pass);
             match pass {
                 Pass::Ended(ended) => return ended,
-                Pass::Refused | Pass::Again => {}
+                Pass::Refused(_) | Pass::Release | Pass::Again => {}
                 Pass::Recovered => self.halvings = self.halvings.saturating_sub(1),
                 Pass::Failed(failure) => {
                     self.shared.stats.broker(Err(failure.clone()));
@@ -242,7 +279,7 @@ impl Worker {
     }
 
     fn encoder(&self, max_message_bytes: usize) -> Encoder {
-        Encoder::new(&self.shared.namespace, &self.shared.name, max_message_bytes)
+        Encoder::new(self.shared.encoding.clone(), max_message_bytes)
     }
 
     fn claimer(&self) -> Claimer {

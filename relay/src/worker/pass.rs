@@ -3,13 +3,14 @@
 use super::hand_over::hand_over;
 use super::store::{Append, outcome};
 use super::{
-    Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SLOW, STALLED, Sent,
-    TICK, Worker, halved,
+    Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SETTLE, SLOW,
+    STALLED, Sent, TICK, Worker, halved,
 };
 use crate::broker;
 use crate::claim::snapshot::Limits;
 use crate::claim::{Batch, Completion, Kind};
 use crate::encode::Encoder;
+use crate::kafka_error::{self, Meaning};
 use crate::park::Plan;
 use crate::position::Position;
 use crate::produce::Producer;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 /// What a pass has under way.
 struct Flight {
+    began: Duration,
     producer: Arc<Producer>,
     encoder: Encoder,
     batches: mpsc::Receiver<Result<Batch, Failure>>,
@@ -98,6 +100,7 @@ impl Worker {
         let (sender, batches) = mpsc::channel(1);
         let claimer = tokio::spawn(self.claimer().run(sender, self.shared.stats.polls.clone()));
         let mut flight = Flight {
+            began: clock::now(),
             encoder: self.encoder(max_message_bytes),
             producer,
             batches,
@@ -124,11 +127,10 @@ impl Worker {
     async fn turn(&mut self, flight: &mut Flight, stop: &CancellationToken) -> Result<(), Pass> {
         self.harvest(flight);
         if let Some(code) = flight.producer.failure() {
-            return Err(if broker::refuses_record(code) {
-                Pass::Refused
-            } else {
-                Pass::Failed(self.explain(flight, Some(code)))
-            });
+            return Err(kafka_error::refusal(code).map_or_else(
+                || Pass::Failed(self.explain(flight, Some(code))),
+                Pass::Refused,
+            ));
         }
         if flight.append.is_none()
             && let Some(completion) = flight.acknowledged.take()
@@ -149,10 +151,17 @@ impl Worker {
         if flight.age(now) > STALLED {
             return Err(Pass::Failed(self.explain(flight, None)));
         }
+        // A row is parked only when everything before it is stored: what is parked beyond the stored position is then of
+        // the very next batch, which the next position passes.
         if flight.sent.is_empty()
+            && flight.append.is_none()
             && let Some(waiting) = flight.waiting.take()
         {
             return self.take_waiting(flight, waiting).await;
+        }
+        if flight.ending.is_none() && self.releases(flight, now) {
+            flight.ending = Some(Pass::Release);
+            return Ok(());
         }
         let takes_more = flight.takes_more(now, left);
         tokio::select! {
@@ -229,15 +238,23 @@ impl Worker {
         }
     }
 
+    /// True where parked rows are to be released or dropped and may be: the stored position has passed them, or a pass that
+    /// has nothing to do can find out. Nothing is published meanwhile, so new rows of their keys come after them.
+    fn releases(&self, flight: &Flight, now: Duration) -> bool {
+        let asked = self.releasing || self.shared.stats.is_release_asked(self.fence.range);
+        let idle = || flight.is_empty() && now.saturating_sub(flight.began) > SETTLE;
+        asked && (!self.unsettled || idle())
+    }
+
     /// The failure behind `code`; the connection's own error says more than a timeout.
     fn explain(
         &self,
         flight: &Flight,
         code: Option<rdkafka::types::RDKafkaErrorCode>,
     ) -> broker::Failure {
-        let code = code.filter(|code| broker::is_specific(*code));
+        let code = code.filter(|code| kafka_error::meaning(*code) != Meaning::Unclear);
         let code = code.or_else(|| flight.producer.connection_error());
-        broker::classify(code, &self.shared.broker.topic)
+        kafka_error::explain(code, &self.shared.broker.topic)
     }
 
     /// Ends a pass: nothing is sent any more, and what was acknowledged meanwhile is stored.

@@ -2,7 +2,7 @@
 
 use super::{Ended, Pass, Worker};
 use crate::claim::Completion;
-use crate::position;
+use crate::position::{self, Position};
 use crate::source::Failure;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -64,6 +64,13 @@ impl Worker {
             Ok(false) => Err(Pass::Ended(Ended::Fenced)),
             Ok(true) => {
                 self.completions += 1;
+                // Inside a large difference, rows behind this page may be parked already.
+                if !matches!(
+                    append.completion,
+                    Completion::Position(Position::Inside { .. })
+                ) {
+                    self.unsettled = false;
+                }
                 if let Completion::Position(position) = append.completion {
                     self.stored = position;
                     self.report();

@@ -50,6 +50,23 @@ async fn a_missing_or_older_schema_is_found() {
 }
 
 #[tokio::test]
+async fn an_older_schema_is_brought_up_to_date_by_its_step() {
+    let sandbox = sandbox("check_upgrade").await;
+    let older = "alter table fanout.parked drop column action;
+         revoke update on fanout.parked from fanout_relay;
+         delete from fanout.schema_version where version >= 2";
+    execute(&sandbox, older).await;
+    let failure = finding(&sandbox, &sandbox.relay_config()).await.unwrap();
+    assert_eq!(failure.class, SourceError::SchemaOutdated);
+    assert!(failure.message.contains("version 1"), "{failure:?}");
+    let step = fanout_tests::documents::root().join("manifests/sql/upgrade/2-parked-actions.sql");
+    let step = std::fs::read_to_string(step).unwrap();
+    let server = fanout_tests::services::postgres();
+    server.psql(&sandbox.database, &step, &[]).unwrap();
+    assert_eq!(finding(&sandbox, &sandbox.relay_config()).await, None);
+}
+
+#[tokio::test]
 async fn a_missing_table_and_one_that_is_none_are_found() {
     let class = SourceError::TableMissing;
     broken(

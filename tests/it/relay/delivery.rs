@@ -141,7 +141,7 @@ async fn records_are_what_the_row_says() {
         &sandbox,
         r#"insert into outbox (topic, key, type, headers, traceparent, content_type, payload) values
              ('posts', 'k', 'full', '{"x-tenant": "7", "ce_tenant": "eu"}', '00-a-b-01', 'text/plain', '\x00ff27'),
-             ('posts', null, 'tombstone', null, null, 'application/json', null),
+             ('posts', null, 'nothing', null, null, 'application/json', null),
              ('posts', '', 'empty', null, null, 'application/json', ''),
              ('other', 'k', 'of another topic', null, null, 'application/json', '')"#,
     )
@@ -171,16 +171,38 @@ async fn records_are_what_the_row_says() {
     );
     assert_eq!(attributes.source, format!("/{}/posts", sandbox.namespace));
     assert!(attributes.time.is_some_and(|time| time.ends_with('Z')));
-    let tombstone = record("tombstone");
+    let nothing = record("nothing");
     assert_eq!(
-        (tombstone.key.as_deref(), tombstone.payload.as_deref()),
-        (None, None)
+        (nothing.key.as_deref(), nothing.payload.as_deref()),
+        (None, Some(&b""[..])),
+        "no tombstone"
     );
     let empty = record("empty");
     assert_eq!(
         (empty.key.as_deref(), empty.payload.as_deref()),
         (Some(&b""[..]), Some(&b""[..]))
     );
+}
+
+#[tokio::test]
+async fn a_null_payload_is_a_tombstone_where_that_is_asked_for() {
+    let sandbox = sandbox("relay_tombstone").await;
+    let mut config = sandbox.relay_config();
+    config.null_payload = fanout_contract::relay::NullPayload::Tombstone;
+    let _relay = Relay::start(&sandbox, "a", &config).await;
+    super::execute(
+        &sandbox,
+        "insert into outbox (topic, key, type) values ('posts', 'k', 'deleted')",
+    )
+    .await;
+    settled(&sandbox, &Journal::default()).await;
+    let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
+    let record = log.records.first().unwrap();
+    assert_eq!(
+        (record.key.as_deref(), &record.payload),
+        (Some(&b"k"[..]), &None)
+    );
+    assert_eq!(record.attributes().r#type, "deleted");
 }
 
 #[tokio::test]

@@ -9,7 +9,8 @@ use fanout_contract::names;
 use fanout_contract::relay;
 use fanout_crds::FanoutTopic;
 use fanout_crds::fanout_topic::{
-    Broker, Claim, KafkaAuth, KafkaBroker, Mechanism, PostgresSource, Source, SourcePosition,
+    Broker, Claim, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload, OnParked,
+    PostgresSource, Source, SourcePosition,
 };
 use fanout_crds::pod::PodSettings;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -42,6 +43,12 @@ pub(crate) struct ValidTopic {
     pub(crate) consumer: Access,
     /// Relays.
     pub(crate) relay_replicas: i32,
+    /// What becomes of the later rows of a parked row's key.
+    pub(crate) on_parked: relay::OnParked,
+    /// How a row becomes a record.
+    pub(crate) format: relay::Format,
+    /// The record of a row whose payload is NULL.
+    pub(crate) null_payload: relay::NullPayload,
     /// Settings of relay pods.
     pub(crate) relay_pod: PodSettings,
     /// Settings of consumer pods.
@@ -117,6 +124,18 @@ pub(crate) fn validate(
         producer,
         consumer,
         relay_replicas: topic.spec.relay.replicas,
+        on_parked: match topic.spec.relay.on_parked {
+            OnParked::Block => relay::OnParked::Block,
+            OnParked::Skip => relay::OnParked::Skip,
+        },
+        format: match topic.spec.relay.format {
+            Format::CloudEvents => relay::Format::CloudEvents,
+            Format::Debezium => relay::Format::Debezium,
+        },
+        null_payload: match topic.spec.relay.null_payload {
+            NullPayload::Empty => relay::NullPayload::Empty,
+            NullPayload::Tombstone => relay::NullPayload::Tombstone,
+        },
         relay_pod: topic.spec.relay.pod.clone().unwrap_or_default(),
         consumer_pod: topic
             .spec
@@ -162,11 +181,13 @@ pub(crate) fn kafka_topic(topic: &FanoutTopic, prefix: &str) -> String {
         .as_ref()
         .and_then(|status| status.topic_name.clone());
     broker.topic.name.clone().or(recorded).unwrap_or_else(|| {
-        names::kafka_topic(
-            prefix,
-            &topic.namespace().unwrap_or_default(),
-            &topic.name_any(),
-        )
+        let name = topic.name_any();
+        match topic.spec.relay.format {
+            Format::CloudEvents => {
+                names::kafka_topic(prefix, &topic.namespace().unwrap_or_default(), &name)
+            }
+            Format::Debezium => names::routed_topic(prefix, &name),
+        }
     })
 }
 

@@ -87,7 +87,7 @@ const FAULTS: [&[Fault]; 4] = [
     &[
         Fault {
             wreck: "delete from fanout.schema_version",
-            mend: "insert into fanout.schema_version (version) values (1)",
+            mend: "insert into fanout.schema_version (version) values (2)",
             reason: "SchemaOutdated",
             words: &[URL, "is at version 0", "newer steps of manifests/sql"],
         },

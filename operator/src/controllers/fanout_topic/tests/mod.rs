@@ -12,6 +12,7 @@ use fanout_contract::consumer::Egress;
 use fanout_contract::names;
 use fanout_contract::relay::RelayConfig;
 use fanout_crds::condition::reason;
+use fanout_crds::fanout_topic::{Broker, Format, NullPayload, OnParked};
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_runtime::guard::Guard;
 use k8s_openapi::ByteString;
@@ -195,6 +196,32 @@ fn the_relay_alone_is_told_of_the_source_that_is_accepted() {
     // Text of any size stays small.
     let hostile = accepted(&with(&"\n: [".repeat(50_000))).unwrap();
     assert!(hostile.len() <= 64, "{hostile}");
+}
+
+#[test]
+fn how_rows_become_records_reaches_the_relay() {
+    let mut topic = topic();
+    topic.spec.relay.on_parked = OnParked::Skip;
+    topic.spec.relay.null_payload = NullPayload::Tombstone;
+    let valid = validate(&topic, &secret, "").ok().unwrap();
+    let relay = built(&valid, &[]).remove(0);
+    let config = &relay.config_map.data.unwrap()["config.yaml"];
+    assert!(config.contains("onParked: Skip"), "{config}");
+    assert!(config.contains("nullPayload: Tombstone"), "{config}");
+}
+
+#[test]
+fn in_format_debezium_the_topic_is_where_the_router_sends() {
+    let mut topic = topic();
+    topic.spec.relay.format = Format::Debezium;
+    let valid = |topic| validate(topic, &secret, "prod.").ok().unwrap();
+    assert_eq!(valid(&topic).log.topic, "prod.outbox.event.posts");
+    let relay = built(&valid(&topic), &[]).remove(0);
+    let config = &relay.config_map.data.unwrap()["config.yaml"];
+    assert!(config.contains("format: Debezium"), "{config}");
+    let Broker::Kafka(kafka) = &mut topic.spec.broker;
+    kafka.topic.name = Some("named".to_owned());
+    assert_eq!(valid(&topic).log.topic, "named");
 }
 
 #[test]

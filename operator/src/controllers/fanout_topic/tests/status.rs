@@ -171,6 +171,31 @@ fn what_holds_rows_back_is_said_and_leaves_it_ready(
     assert_eq!(shown(&status, READY), "True/Succeeded");
 }
 
+#[rstest]
+#[case::first(None, &[(1, 4)], Some(5))]
+#[case::gone(Some(5), &[(0, 0)], Some(0))]
+#[case::hardly_moved(Some(1_000), &[(1, 1_003)], Some(1_000))]
+#[case::grown(Some(1_000), &[(1, 1_500)], Some(1_501))]
+#[case::the_newest_report(Some(1), &[(1, 0), (2, 1)], Some(3))]
+#[case::unknown(Some(5), &[], Some(5))]
+fn parked_rows_are_counted_and_small_moves_of_many_are_not_written(
+    #[case] shown: Option<i64>,
+    #[case] reported: &[(i64, i64)],
+    #[case] expected: Option<i64>,
+) {
+    let mut topic = topic();
+    topic.status = Some(FanoutTopicStatus {
+        parked: shown,
+        ..FanoutTopicStatus::default()
+    });
+    let report = |&(rows, held): &(i64, i64)| RelayStatus {
+        parked: Parked { rows, held },
+        ..relay()
+    };
+    let outcome = outcome(reported.iter().map(report).collect());
+    assert_eq!(status(&topic, &outcome).parked, expected);
+}
+
 #[test]
 fn a_drifted_topic_is_ready_and_says_so() {
     let mut drifted = outcome(vec![relay()]);
