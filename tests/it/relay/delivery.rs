@@ -228,3 +228,57 @@ async fn rows_without_a_key_spread_over_partitions() {
     })
     .await;
 }
+
+/// A key of another type is the record's key as text, also where its row is parked.
+#[tokio::test]
+async fn keys_of_other_types_are_their_text() {
+    let sandbox = sandbox("relay_key_types").await;
+    let outbox = fanout_tests::documents::root().join("manifests/sql/10-outbox.sql");
+    let outbox = std::fs::read_to_string(outbox).unwrap();
+    for (r#type, key) in [
+        ("uuid", "6f1c1f5e-8a55-4f0e-9d0b-0c9a3c1c9a11"),
+        ("bigint", "9007199254740993"),
+    ] {
+        let table = format!("public.outbox_{type}", r#type = r#type);
+        let script = outbox.replace(
+            "key          text",
+            &format!("key          {type}", r#type = r#type),
+        );
+        fanout_tests::services::postgres()
+            .psql(&sandbox.database, &script, &[("table", &table)])
+            .unwrap();
+        let topic = format!("{}.{type}", sandbox.namespace, r#type = r#type);
+        let kafka = fanout_tests::services::kafka();
+        kafka.create_topic(&topic, 3, &[]).await;
+        let mut config = sandbox.relay_config();
+        let fanout_contract::relay::Source::Postgres(postgres) = &mut config.source;
+        postgres.table.clone_from(&table);
+        let fanout_contract::relay::Broker::Kafka(target) = &mut config.broker;
+        target.topic.clone_from(&topic);
+        let _relay = Relay::start(&sandbox, r#type, &config).await;
+        super::execute(
+            &sandbox,
+            &format!(
+                "insert into {table} (topic, key, type) values ('posts', '{key}', 't'), ('posts', null, 't'), ('posts', '{key}', '')"
+            ),
+        )
+        .await;
+        eventually(LIMIT, "two are published and one is parked", async || {
+            let log = Log::read(&sandbox.bootstrap, &topic).await;
+            let keys: HashSet<Option<String>> = log
+                .records
+                .iter()
+                .map(|record| record.key.clone().map(|key| String::from_utf8(key).unwrap()))
+                .collect();
+            let parked = format!("select string_agg(key || ':' || reason, ' ') from fanout.parked where key = '{key}'");
+            let parked = super::value(&sandbox, &parked).await;
+            let both = HashSet::from([Some(key.to_owned()), None]);
+            if keys == both && parked == Some(format!("{key}:TypeEmpty")) {
+                Ok(())
+            } else {
+                Err(format!("{keys:?}, parked {parked:?}"))
+            }
+        })
+        .await;
+    }
+}

@@ -5,7 +5,7 @@ use super::blocking;
 use fanout_contract::relay::RelayStart;
 use fanout_relay::claim::snapshot::Limits;
 use fanout_relay::claim::{Reader, Shards};
-use fanout_relay::encode::Encoder;
+use fanout_relay::encode::{Encoder, Encoding};
 use fanout_relay::lease::{self, Member};
 use fanout_relay::produce::{MESSAGE_TIMEOUT, Producer, Tracker};
 use fanout_tests::checker::log::Log;
@@ -48,7 +48,7 @@ async fn an_old_record_is_not_dropped_before_a_younger_one_is_sent() {
     let producer = Producer::new(config, &sandbox.kafka_topic, 1_000_000, linger).unwrap();
     let producer = Arc::new(producer);
     producer.warm_up().await.unwrap();
-    let encoder = Encoder::new(&sandbox.namespace, &sandbox.topic_name, 1_000_000);
+    let encoder = Encoder::new(Encoding::new(&sandbox.relay_config()), 1_000_000);
     proxy.down().await;
     let send = |index: usize| {
         let tracker = Tracker::new();

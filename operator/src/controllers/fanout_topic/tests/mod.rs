@@ -214,7 +214,7 @@ fn how_rows_become_records_reaches_the_relay() {
 fn in_format_debezium_the_topic_is_where_the_router_sends() {
     let mut topic = topic();
     topic.spec.relay.format = Format::Debezium;
-    let valid = |topic| validate(topic, &secret, "prod.").ok().unwrap();
+    let valid = |topic: &FanoutTopic| validate(topic, &secret, "prod.").ok().unwrap();
     assert_eq!(valid(&topic).log.topic, "prod.outbox.event.posts");
     let relay = built(&valid(&topic), &[]).remove(0);
     let config = &relay.config_map.data.unwrap()["config.yaml"];
