@@ -1,8 +1,10 @@
 //! PostgreSQL as it is in the wild: it crashes, fails over, is restored elsewhere, waits, and sits behind poolers.
 
 mod adoption;
+mod away;
 mod crash;
 mod failover;
+mod partitions;
 mod settings;
 mod slow_broker;
 
