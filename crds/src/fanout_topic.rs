@@ -64,9 +64,13 @@ pub enum Source {
     Postgres(PostgresSource),
 }
 
-/// An outbox table in PostgreSQL, laid out as in manifests/sql.
+/// An outbox table in PostgreSQL, laid out as in manifests/sql, or another one whose columns are mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self.claim == 'Snapshot' || self.startFrom.position == 'Earliest'")
+        .message("startFrom.position must be Earliest unless claim is Snapshot"),
+)]
 pub struct PostgresSource {
     /// Secret value with the relay's connection URL, `postgres://user:password@host:5432/database`.
     pub url_secret_ref: SecretKeyRef,
@@ -80,20 +84,26 @@ pub struct PostgresSource {
     )]
     #[x_kube(validation = Rule::new("self == oldSelf").message("table must not change"))]
     pub table: String,
-    /// Which rows of the table belong to this topic: all of these must hold. Absent: rows whose column `topic`
-    /// equals the FanoutTopic's name. An empty list: every row.
+    /// Where the fields of an event come from. Absent: the columns of the table in manifests/sql.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Columns>,
+    /// Which rows of the table belong to this topic: all of these must hold. Absent: rows whose column `topic` (or
+    /// columns.topic) equals the FanoutTopic's name. An empty list: every row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 8))]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["column".into()]))]
     pub r#match: Option<Vec<ColumnMatch>>,
     /// How rows are claimed. Snapshot: by the difference of two database snapshots; the relay writes nothing per row.
+    /// Lease: the relay takes each row from pending to processing to done. Delete: the relay deletes each row that is
+    /// published; any table will do. See docs/claim-modes.md before you change it.
     #[serde(default)]
     pub claim: Claim,
     /// What is published when the topic has no position yet. Immutable.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message("startFrom must not change"))]
     pub start_from: SourceStart,
-    /// Published rows are deleted from the table this long after they were created, seconds.
+    /// Published rows are deleted from the table this long after they were created, seconds. Claim mode Delete deletes
+    /// them at once.
     #[serde(default = "default_retention_seconds")]
     #[schemars(range(min = 60, max = 315_360_000))]
     pub retention_seconds: i64,
@@ -101,6 +111,86 @@ pub struct PostgresSource {
 
 const fn default_retention_seconds() -> i64 {
     86_400
+}
+
+/// Where the fields of an event come from. A key that is absent: the column that the table in manifests/sql has for it;
+/// where the table has no such column, eventId is derived from the FanoutTopic's name and the row's id, contentType is
+/// `application/json`, and subject, headers and traceparent are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.eventId) || !has(self.eventId.value)").message("eventId must not be one value for every row"))]
+pub struct Columns {
+    /// What identifies a row and orders the rows of a key: a number that rises with each row. In claim mode Delete it may
+    /// be of any type; nothing is ordered then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<TableColumn>,
+    /// Id of the event; must never change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_id: Option<ColumnSource>,
+    /// What an absent match compares with the FanoutTopic's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topic: Option<TableColumn>,
+    /// Key. Must be a column in the claim modes Snapshot and Lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<ColumnSource>,
+    /// Type of the event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<ColumnSource>,
+    /// Subject of the event.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ColumnSource>,
+    /// Media type of the payload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<ColumnSource>,
+    /// Further headers: a JSON object of texts, numbers and booleans.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<ColumnSource>,
+    /// W3C trace context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<ColumnSource>,
+    /// Data of the event, of type bytea, jsonb, json or text: its bytes, or its text in UTF-8, are passed on unchanged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<TableColumn>,
+    /// Time of the event. A timestamp without time zone is in UTC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<TableColumn>,
+}
+
+/// A column of the outbox table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TableColumn {
+    /// Name of the column. Case-sensitive.
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z_][A-Za-z0-9_$]*$")
+    )]
+    pub column: String,
+}
+
+/// Where one field of an event comes from. Exactly one member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("(has(self.column) ? 1 : 0) + (has(self.value) ? 1 : 0) + (has(self.jsonPath) ? 1 : 0) == 1")
+        .message("must have exactly one member of: column, value, jsonPath"),
+)]
+pub struct ColumnSource {
+    /// Name of a column of the outbox table. Case-sensitive.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[A-Za-z_][A-Za-z0-9_$]*$")
+    )]
+    pub column: Option<String>,
+    /// The same text for every row; empty: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1024))]
+    pub value: Option<String>,
+    /// SQL/JSON path into the payload, which must be jsonb: the text of the first item there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub json_path: Option<String>,
 }
 
 /// `column = value`.
@@ -124,6 +214,10 @@ pub enum Claim {
     /// By the difference of two database snapshots.
     #[default]
     Snapshot,
+    /// By a status in each row.
+    Lease,
+    /// By deleting what is published.
+    Delete,
 }
 
 /// First position of a topic.
@@ -410,6 +504,9 @@ pub struct FanoutTopicStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 9_007_199_254_740_991_i64))]
     pub parked: Option<i64>,
+    /// False where the outbox has no column that orders its rows: nothing can be delivered in the order of a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ordered: Option<bool>,
     /// The relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relay: Option<RelayStatus>,

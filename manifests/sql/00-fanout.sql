@@ -77,7 +77,7 @@ create table fanout.parked (
   id           bigint not null,
   reason       text,
   action       text check (action in ('Release', 'Drop')),
-  event_id     uuid not null,
+  event_id     text not null,
   key          text,
   type         text not null,
   subject      text,

@@ -3,7 +3,8 @@
 //! A position that came here physically (`pg_upgrade`, a standby made a server of its own) still says what is published:
 //! the rows and their transaction ids came with it. One that was dumped and restored says nothing, so the topic begins
 //! anew and publishes every row of the table: repeats with the same ids, and nothing is missing. Before that no row may
-//! carry a transaction id of the other server, because a poll would not see it until that id is reached here.
+//! carry a transaction id of the other server, because a poll would not see it until that id is reached here. In the claim
+//! modes `Lease` and `Delete` the rows themselves say what is published, and came with that.
 
 use crate::claim::row::{flag, parsed};
 use crate::claim::snapshot::Snapshot;
@@ -11,6 +12,7 @@ use crate::lease;
 use crate::position::{self, History, Position, Stored, history};
 use crate::source::{Failure, SCAN_TIMEOUT, Source, Transaction, classify, failure};
 use fanout_contract::reason::SourceError;
+use fanout_contract::relay::Claim;
 use sqlx::postgres::PgRow;
 
 /// Checks that the positions of `topic` belong to the server that answers, and makes them its own where `accepted` is its
@@ -62,7 +64,7 @@ async fn is_own_table(source: &Source, topic: i64) -> Result<bool, Failure> {
 /// Of several relays that do so at once, one does.
 async fn adopt(source: &Source, topic: i64, here: &History) -> Result<(), Failure> {
     // Before the leases are locked: it reads the whole table.
-    let foreign = has_foreign_rows(source).await?;
+    let foreign = source.outbox.claim == Claim::Snapshot && has_foreign_rows(source).await?;
     let mut transaction = source.begin().await?;
     transaction
         .query(format!(

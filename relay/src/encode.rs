@@ -146,7 +146,9 @@ impl Encoder {
         if let Some(subject) = row.subject.filter(|text| !text.is_empty()) {
             each(header::SUBJECT, subject);
         }
-        each(header::SEQUENCE, &sequence(row.id));
+        if row.identity.is_none() {
+            each(header::SEQUENCE, &sequence(row.id));
+        }
         if let Some(traceparent) = row.traceparent.filter(|text| !text.is_empty()) {
             each(header::TRACEPARENT, traceparent);
         }

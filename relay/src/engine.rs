@@ -80,10 +80,9 @@ pub async fn run(setting: Setting<'_>, stop: CancellationToken) -> anyhow::Resul
 /// Reaches both sides, so that both are reported; `None` when one can't be used.
 async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
     let Setting { config, stats, .. } = setting;
-    let SourceConfig::Postgres(postgres) = &config.config.source;
     let BrokerConfig::Kafka(kafka) = &config.config.broker;
     let source = async {
-        let source = Source::connect(postgres, &config.files).await?;
+        let source = Source::connect(&config.config, &config.files).await?;
         match checks::run(&source).await {
             Ok(()) => Ok(source),
             Err(failure) => {
@@ -93,6 +92,9 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
         }
     };
     let (source, broker) = tokio::join!(source, Broker::connect(kafka, &config.files));
+    if let Ok(source) = &source {
+        stats.ordered(source.outbox.columns.ordered());
+    }
     stats.source(source.as_ref().map(drop).map_err(Clone::clone));
     stats.broker(broker.as_ref().map(drop).map_err(Clone::clone));
     match (source, broker) {

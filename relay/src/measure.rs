@@ -1,7 +1,6 @@
 //! Measures what is waiting, beside the publishing.
 
 use crate::claim::row::{parsed, text};
-use crate::claim::snapshot;
 use crate::source::{Failure, SCAN_TIMEOUT, Source, classify};
 use crate::stats::{Gauges, Stats};
 use fanout_contract::relay::{LongTransaction, PENDING_CAP, Parked, Pending};
@@ -99,8 +98,8 @@ impl Measure {
         };
         let mut age: f64 = 0.0;
         for range in ranges {
-            let due = range.position.due();
-            let sql = snapshot::pending(&self.source.outbox, range.shards, due, PENDING_CAP);
+            let outbox = &self.source.outbox;
+            let sql = outbox.pending(range.shards, &range.position, PENDING_CAP);
             let rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
             let row = rows
                 .first()

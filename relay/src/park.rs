@@ -3,6 +3,7 @@
 //! A row with a reason is *parked*; one without is *held* behind an earlier row of its key. Whoever may write schema `fanout`
 //! sets `action` of a parked row; the range's owner carries it out, and goes on with what was held behind it.
 
+use crate::claim::Outbox;
 use crate::claim::row::{Row, flag, text};
 use crate::claim::snapshot::Limits;
 use crate::encode::Unencodable;
@@ -91,7 +92,7 @@ impl Page {
 /// The lease's row is locked meanwhile, so that the next owner, who reads the held keys after it took the lease, can't
 /// miss a row that is being parked.
 pub async fn store(source: &Source, fence: &Fence, rows: &[Parked]) -> Result<bool, Failure> {
-    let sql = statement(&source.outbox.table.quoted(), fence, rows);
+    let sql = statement(&source.outbox, fence, rows);
     let rows = source.query(sql).await?;
     rows.first()
         .map_or(Ok(false), |row| flag(row, 0))
@@ -99,7 +100,9 @@ pub async fn store(source: &Source, fence: &Fence, rows: &[Parked]) -> Result<bo
 }
 
 /// The statement of [`store`]; returns whether the lease holds.
-pub fn statement(table: &str, fence: &Fence, rows: &[Parked]) -> String {
+pub fn statement(outbox: &Outbox, fence: &Fence, rows: &[Parked]) -> String {
+    let columns = &outbox.columns;
+    let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
     let values: Vec<String> = rows
         .iter()
         .map(|Parked { id, reason }| {
@@ -112,13 +115,18 @@ pub fn statement(table: &str, fence: &Fence, rows: &[Parked]) -> String {
          i as (insert into fanout.parked (range_id, id, reason, event_id, key, type, subject, content_type, headers, \
          traceparent, payload, created_at) \
          select {}, o.id, v.reason, o.event_id, o.key, o.type, o.subject, o.content_type, o.headers, \
-         o.traceparent, o.payload, o.created_at \
-         from (values {}) v(id, reason) join {table} o on o.id = v.id where exists (select from l) \
+         o.traceparent, {}, o.created_at \
+         from (values {}) v(id, reason) join (select {} from {} where {} = any({})) o on o.id = v.id where exists (select from l) \
          on conflict (range_id, id) do nothing) \
          select exists (select from l)",
         fence.holds(),
         fence.range,
-        values.join(", ")
+        columns.bytes("o.payload"),
+        values.join(", "),
+        columns.stored(),
+        outbox.table.quoted(),
+        columns.id(),
+        bigint_array(&ids)
     )
 }
 

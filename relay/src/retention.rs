@@ -1,10 +1,12 @@
 //! Removes rows that every topic that wants them has published, some time after they were created.
 
+use crate::claim::lease;
 use crate::claim::row::parsed;
 use crate::claim::snapshot::{self, Snapshot};
 use crate::source::{Failure, Source, classify};
 use crate::sql::literal;
 use crate::stats::{RangeState, Stats};
+use fanout_contract::relay::Claim;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -44,8 +46,16 @@ pub async fn expire(
     seconds: i64,
     limit: usize,
 ) -> Result<u64, Failure> {
-    let published = published(source, range).await?;
-    let sql = snapshot::expire(&source.outbox, range.shards, &published, seconds, limit);
+    let outbox = &source.outbox;
+    let sql = match outbox.claim {
+        Claim::Snapshot => {
+            let published = published(source, range).await?;
+            snapshot::expire(outbox, range.shards, &published, seconds, limit)
+        }
+        Claim::Lease => lease::expire(outbox, range.shards, seconds, limit),
+        // What is published is deleted already.
+        Claim::Delete => return Ok(0),
+    };
     source.execute(sql).await
 }
 

@@ -1,7 +1,7 @@
 //! Connections to the outbox's database, and what its errors mean.
 
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{PostgresSource, Problem};
+use fanout_contract::relay::{PostgresSource, Problem, RelayConfig, Source as SourceConfig};
 use fanout_runtime::config::Files;
 use secrecy::ExposeSecret as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, PgSslMode};
@@ -10,7 +10,7 @@ use std::future::Future;
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use crate::claim::Outbox;
+use crate::claim::{Outbox, columns};
 
 /// Why the outbox can't be used.
 pub type Failure = Problem<SourceError>;
@@ -33,12 +33,19 @@ pub struct Source {
 }
 
 impl Source {
-    /// Connects once, so that what is wrong is known exactly, then opens the pool.
-    pub async fn connect(config: &PostgresSource, files: &Files) -> Result<Self, Failure> {
-        let outbox = Outbox::new(config)?;
-        let options = options(config, files)?;
-        let connection = within(STATEMENT_TIMEOUT, PgConnection::connect_with(&options)).await?;
+    /// Connects once, so that what is wrong is known exactly, looks at the table's columns, then opens the pool.
+    pub async fn connect(config: &RelayConfig, files: &Files) -> Result<Self, Failure> {
+        let SourceConfig::Postgres(postgres) = &config.source;
+        let table = Outbox::table(postgres)?;
+        let options = options(postgres, files)?;
+        let mut connection =
+            within(STATEMENT_TIMEOUT, PgConnection::connect_with(&options)).await?;
+        let types = sqlx::raw_sql(AssertSqlSafe(columns::types(&table)));
+        let rows = within(STATEMENT_TIMEOUT, types.fetch_all(&mut connection)).await?;
         within(STATEMENT_TIMEOUT, connection.close()).await?;
+        let types = columns::decode_types(&rows).map_err(|error| classify(&error))?;
+        let identity = format!("/{}/{}", config.namespace, config.name);
+        let outbox = Outbox::new(postgres, identity, types)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(STATEMENT_TIMEOUT)

@@ -111,6 +111,7 @@ impl Stats {
         status.source_error = None;
         status.broker_error = None;
         status.source_checked = false;
+        status.unordered = false;
         status.positions_deleted = false;
         status.pending = None;
         status.long_transaction = None;
@@ -135,6 +136,11 @@ impl Stats {
         }
         state.status.source_checked = outcome.is_ok();
         state.status.source_error = outcome.err();
+    }
+
+    /// Whether the rows of the outbox have an order.
+    pub fn ordered(&self, ordered: bool) {
+        self.state().status.unordered = !ordered;
     }
 
     /// Whether records can be produced.

@@ -2,6 +2,7 @@
 
 mod changes;
 mod checks;
+mod contract;
 mod debezium;
 mod delivery;
 mod forgetting;
@@ -71,9 +72,8 @@ async fn source(sandbox: &Sandbox) -> Source {
 }
 
 async fn try_source(sandbox: &Sandbox, config: &RelayConfig) -> Result<Source, Failure> {
-    let fanout_contract::relay::Source::Postgres(postgres) = &config.source;
     let files = fanout_runtime::config::Files(sandbox.secret_files());
-    Source::connect(postgres, &files).await
+    Source::connect(config, &files).await
 }
 
 /// Fails when records were repeated although nothing went wrong.

@@ -1,7 +1,7 @@
 //! Ways in which a relay could lose rows without anybody killing it.
 
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{PostgresSource, RelayStart, Source as SourceConfig};
+use fanout_contract::relay::{RelayStart, Source as SourceConfig};
 use fanout_relay::claim::snapshot::{Limits, Snapshot};
 use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
@@ -20,11 +20,9 @@ const LIMITS: Limits = Limits {
 
 /// The sandbox's outbox as the relay's role reaches it on `server`.
 async fn source(sandbox: &Sandbox, server: &Postgres) -> Source {
-    let SourceConfig::Postgres(config) = sandbox.relay_config().source;
-    let config = PostgresSource {
-        url_file: "url".to_owned(),
-        ..config
-    };
+    let mut config = sandbox.relay_config();
+    let SourceConfig::Postgres(postgres) = &mut config.source;
+    postgres.url_file = "url".to_owned();
     let url = server.url_as(RELAY_ROLE, &sandbox.database);
     let files = Files([("url".to_owned(), url.into_bytes())].into());
     Source::connect(&config, &files).await.unwrap()

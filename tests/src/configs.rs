@@ -50,6 +50,7 @@ impl Sandbox {
                     value: self.topic_name.clone(),
                 }],
                 claim: Claim::Snapshot,
+                columns: None,
                 start_from: RelayStart::Earliest,
                 retention_seconds: 86_400,
             }),

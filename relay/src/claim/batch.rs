@@ -1,5 +1,6 @@
 //! Rows claimed together, and what is stored once they are published.
 
+use super::ids::Ids;
 use super::row::Row;
 use crate::position::Position;
 use sqlx::postgres::PgRow;
@@ -65,7 +66,7 @@ pub enum Completion {
     /// The range stands here: the position is appended.
     Position(Position),
     /// These rows are done: they are marked so, or deleted.
-    Rows(Vec<i64>),
+    Rows(Ids),
 }
 
 impl Completion {
@@ -105,8 +106,8 @@ mod tests {
 
     #[test]
     fn of_two_completions_rows_add_up_and_the_later_position_counts() {
-        let rows = Completion::Rows(vec![1, 3]).and(Completion::Rows(vec![2]));
-        assert_eq!(rows, Completion::Rows(vec![1, 3, 2]));
+        let of = |ids: &[i64]| Completion::Rows(Ids::Numbers(ids.to_vec()));
+        assert_eq!(of(&[1, 3]).and(of(&[2])), of(&[1, 3, 2]));
         let at = |text| Completion::Position(Position::At(Snapshot::new(text)));
         assert_eq!(at("1:1:").and(at("5:5:")), at("5:5:"));
     }

@@ -1,6 +1,7 @@
 //! Claims one batch after the other, in whatever way the topic claims, and hands them on.
 
 use super::batch::{Batch, Kind};
+use super::queue::Queue;
 use super::reader::Reader;
 use crate::source::Failure;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct Polls {
 pub enum Claimer {
     /// Claim mode `Snapshot`.
     Snapshot(Reader),
+    /// Claim modes `Lease` and `Delete`.
+    Queue(Queue),
 }
 
 impl Claimer {
@@ -36,6 +39,7 @@ impl Claimer {
     pub async fn next(&mut self) -> Result<Batch, Failure> {
         match self {
             Self::Snapshot(reader) => reader.next().await,
+            Self::Queue(queue) => queue.next().await,
         }
     }
 

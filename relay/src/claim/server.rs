@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 
 /// Whether the server that answers is a standby, its timeline, and its [`crate::position::INCARNATION`]. Every statement
 /// that reads rows brings them.
-pub const SERVER: &str = concat!(
+pub(super) const SERVER: &str = concat!(
     "pg_is_in_recovery() as standby, \
      case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline, ",
     incarnation!(),
@@ -18,7 +18,7 @@ pub const SERVER: &str = concat!(
 
 /// What [`SERVER`] says.
 #[derive(Debug)]
-pub struct Server {
+pub(super) struct Server {
     standby: bool,
     timeline: Option<String>,
     incarnation: i64,
@@ -26,10 +26,10 @@ pub struct Server {
 
 impl Server {
     /// Columns of [`SERVER`].
-    pub const COLUMNS: usize = 3;
+    pub(super) const COLUMNS: usize = 3;
 
     /// Decodes the columns of [`SERVER`] from number `first` on.
-    pub fn read(row: &PgRow, first: usize) -> Result<Self, sqlx::Error> {
+    pub(super) fn read(row: &PgRow, first: usize) -> Result<Self, sqlx::Error> {
         Ok(Self {
             standby: flag(row, first)?,
             timeline: text(row, first + 1)?.map(str::to_owned),
@@ -39,7 +39,7 @@ impl Server {
 
     /// Refuses what a standby says, whose snapshots miss the running transactions and whose tables may lack rows, and what
     /// a server of another timeline than that of `history`, or after a crash, does.
-    pub fn trust(&self, history: &History) -> Result<(), Failure> {
+    pub(super) fn trust(&self, history: &History) -> Result<(), Failure> {
         if self.standby {
             return Err(failure(
                 SourceError::SourceReadOnly,

@@ -15,6 +15,7 @@ fn row() -> Row<'static> {
         traceparent: None,
         payload: Some("7b7d"),
         created_at: "\"2026-01-02T03:04:05.678\"",
+        identity: None,
     }
 }
 

@@ -16,6 +16,7 @@ const ROW: Row<'static> = Row {
     traceparent: None,
     payload: Some("7b7d"),
     created_at: "\"2026-01-02T03:04:05.678\"",
+    identity: None,
 };
 
 /// A producer whose principal may not write is dead before its first record. A batch of which it took nothing, or

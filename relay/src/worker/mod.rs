@@ -13,14 +13,14 @@ mod store;
 
 use crate::broker::{self, Broker};
 use crate::claim::snapshot::Limits;
-use crate::claim::{Batch, Claimer, Completion, Reader, Shards};
+use crate::claim::{Batch, Claimer, Completion, Queue, Reader, Shards, Taken};
 use crate::encode::{Encoder, Encoding, Unencodable};
 use crate::park;
 use crate::position::{Fence, History, Position};
 use crate::produce::MESSAGE_TIMEOUT;
 use crate::source::{Failure, Source};
 use crate::stats::{RangeState, Stats};
-use fanout_contract::relay::OnParked;
+use fanout_contract::relay::{Claim, OnParked};
 use fanout_runtime::backoff::Backoff;
 use fanout_runtime::clock::{self, Deadline};
 use std::collections::HashSet;
@@ -169,6 +169,8 @@ pub struct Worker {
     seq: i64,
     /// Last position stored.
     stored: Position,
+    /// Rows of the present pass that are published and not deleted yet.
+    taken: Taken,
     /// Completions stored.
     completions: u64,
     /// Keys behind parked rows.
@@ -200,6 +202,7 @@ impl Worker {
             deadline,
             seq: 0,
             stored: position,
+            taken: Taken::default(),
             completions: 0,
             held: HashSet::new(),
             releasing: false,
@@ -282,13 +285,24 @@ impl Worker {
         Encoder::new(self.shared.encoding.clone(), max_message_bytes)
     }
 
-    fn claimer(&self) -> Claimer {
-        Claimer::Snapshot(Reader::new(
-            self.shared.source.clone(),
+    /// Claims what is not completed.
+    fn claimer(&mut self) -> Claimer {
+        let source = self.shared.source.clone();
+        let limits = halved(BATCH, self.halvings);
+        let history = self.history.clone();
+        if source.outbox.claim == Claim::Snapshot {
+            let position = self.stored.clone();
+            return Claimer::Snapshot(Reader::new(source, self.shards, limits, history, position));
+        }
+        self.taken = Taken::default();
+        let (fence, taken) = (self.fence.clone(), self.taken.clone());
+        Claimer::Queue(Queue::new(
+            source,
             self.shards,
-            halved(BATCH, self.halvings),
-            self.history.clone(),
-            self.stored.clone(),
+            limits,
+            history,
+            fence,
+            taken,
         ))
     }
 }

@@ -1,7 +1,7 @@
 //! Storing completions, one at a time, in the order in which batches were acknowledged.
 
 use super::{Ended, Pass, Worker};
-use crate::claim::Completion;
+use crate::claim::{Completion, holds};
 use crate::position::{self, Position};
 use crate::source::Failure;
 use futures::FutureExt as _;
@@ -46,7 +46,12 @@ impl Worker {
                 }
                 .boxed()
             }
-            Completion::Rows(_) => std::future::ready(Ok(true)).boxed(),
+            // Nothing was claimed.
+            Completion::Rows(ids) if ids.is_empty() => std::future::ready(Ok(true)).boxed(),
+            Completion::Rows(ids) => {
+                let sql = source.outbox.complete(&self.fence, ids);
+                async move { holds(&source.query(sql).await?) }.boxed()
+            }
         };
         Append {
             completion,
@@ -71,9 +76,12 @@ impl Worker {
                 ) {
                     self.unsettled = false;
                 }
-                if let Completion::Position(position) = append.completion {
-                    self.stored = position;
-                    self.report();
+                match append.completion {
+                    Completion::Position(position) => {
+                        self.stored = position;
+                        self.report();
+                    }
+                    Completion::Rows(ids) => self.taken.remove(&ids),
                 }
                 Ok(())
             }

@@ -92,7 +92,7 @@ async fn missing_and_wrong_columns_are_found() {
     .await;
     broken(
         "check_type",
-        "alter table outbox alter payload type text using ''",
+        "alter table outbox alter payload type int using 0",
         class,
         "\"payload\"",
     )
@@ -230,12 +230,13 @@ async fn missing_rights_are_found() {
 async fn a_connection_that_can_not_be_made_has_a_class() {
     let sandbox = sandbox("check_connection").await;
     let refused = async |url: &str| {
-        let SourceConfig::Postgres(postgres) = sandbox.relay_config().source;
+        let config = sandbox.relay_config();
+        let SourceConfig::Postgres(postgres) = &config.source;
         let mut files = fanout_runtime::config::Files(sandbox.secret_files());
         files
             .0
             .insert(postgres.url_file.clone(), url.as_bytes().to_vec());
-        let failure = fanout_relay::source::Source::connect(&postgres, &files)
+        let failure = fanout_relay::source::Source::connect(&config, &files)
             .await
             .unwrap_err();
         assert!(

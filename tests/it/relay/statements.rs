@@ -321,7 +321,7 @@ async fn pending_rows_are_counted_from_either_kind_of_position() {
     super::insert(&sandbox, 30, 3).await;
     let source = source(&sandbox).await;
     let count = async |position: &Position, cap| -> String {
-        let sql = snapshot::pending(&source.outbox, ALL, position.due(), cap);
+        let sql = source.outbox.pending(ALL, position, cap);
         let rows = source.query(sql).await.unwrap();
         fanout_relay::claim::row::text(&rows[0], 0)
             .unwrap()

@@ -135,6 +135,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         dead_letter_topic_id: outcome.identity.dead_letter_topic_id.clone(),
         outbox: old.outbox,
         parked: parked_rows(relays, old.parked),
+        ordered: relays.map_or(old.ordered, |relays| ordered(&relays.reports, old.ordered)),
         relay: relays.map_or(old.relay, |relays| {
             Some(RelayStatus {
                 ready: Some(relays.pods.column()),
@@ -142,6 +143,19 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         }),
         subscriptions: Some(i32::try_from(outcome.subscriptions).unwrap_or(i32::MAX)),
     }
+}
+
+/// Whether the rows of the outbox have an order, as `reports` of its relays say; `before` where none has read it yet.
+pub(super) fn ordered(
+    reports: &[Report<relay::RelayStatus>],
+    before: Option<bool>,
+) -> Option<bool> {
+    reports
+        .iter()
+        .filter_map(|report| report.status.as_ref())
+        .find(|status| status.source_checked)
+        .map(|status| !status.unordered)
+        .or(before)
 }
 
 fn pending() -> Finding {

@@ -9,8 +9,8 @@ use fanout_contract::names;
 use fanout_contract::relay;
 use fanout_crds::FanoutTopic;
 use fanout_crds::fanout_topic::{
-    Broker, Claim, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload, OnParked,
-    PostgresSource, Source, SourcePosition,
+    Broker, Claim, ColumnSource, Columns, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload,
+    OnParked, PostgresSource, Source, SourcePosition, TableColumn,
 };
 use fanout_crds::pod::PodSettings;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -228,8 +228,12 @@ fn source(
         .map(|(file, _)| file);
     let matching = spec.r#match.as_ref().map_or_else(
         || {
+            let mapped = spec
+                .columns
+                .as_ref()
+                .and_then(|columns| columns.topic.as_ref());
             vec![relay::ColumnMatch {
-                column: "topic".to_owned(),
+                column: mapped.map_or("topic", |topic| &topic.column).to_owned(),
                 value: name.to_owned(),
             }]
         },
@@ -250,7 +254,10 @@ fn source(
         r#match: matching,
         claim: match spec.claim {
             Claim::Snapshot => relay::Claim::Snapshot,
+            Claim::Lease => relay::Claim::Lease,
+            Claim::Delete => relay::Claim::Delete,
         },
+        columns: spec.columns.as_ref().map(columns),
         start_from: match spec.start_from.position {
             SourcePosition::Earliest => relay::RelayStart::Earliest,
             SourcePosition::Latest => relay::RelayStart::Latest,
@@ -258,6 +265,39 @@ fn source(
         retention_seconds: spec.retention_seconds,
     };
     Ok((source, reader.into_files()))
+}
+
+fn columns(columns: &Columns) -> relay::Columns {
+    let column = |of: &Option<TableColumn>| {
+        of.as_ref()
+            .map(|of| relay::ColumnSource::Column(of.column.clone()))
+    };
+    let source = |of: &Option<ColumnSource>| of.as_ref().and_then(column_source);
+    relay::Columns {
+        id: column(&columns.id),
+        event_id: source(&columns.event_id),
+        key: source(&columns.key),
+        r#type: source(&columns.r#type),
+        subject: source(&columns.subject),
+        content_type: source(&columns.content_type),
+        headers: source(&columns.headers),
+        traceparent: source(&columns.traceparent),
+        payload: column(&columns.payload),
+        created_at: column(&columns.created_at),
+    }
+}
+
+/// The API server admits exactly one member.
+fn column_source(source: &ColumnSource) -> Option<relay::ColumnSource> {
+    let ColumnSource {
+        column,
+        value,
+        json_path,
+    } = source.clone();
+    column
+        .map(relay::ColumnSource::Column)
+        .or_else(|| value.map(relay::ColumnSource::Value))
+        .or_else(|| json_path.map(relay::ColumnSource::JsonPath))
 }
 
 fn access(

@@ -222,6 +222,10 @@ async fn converge(
         ));
         return Ok(Next::Wait);
     }
+    if outcome.invalid.is_none() {
+        let ordered = topic.status.as_ref().and_then(|status| status.ordered);
+        outcome.invalid = validate::check_ordering(subscription, ordered).err();
+    }
     let position = initialise(subscription, ctx, &topic, outcome).await?;
     if initialised(subscription, outcome) {
         outcome.placement = Some(place(ctx, subscription, &topic));

@@ -71,6 +71,23 @@ pub(crate) fn validate(
     })
 }
 
+/// Whether the topic can give what `subscription` asks for; `ordered` is what its status says.
+pub(crate) fn check_ordering(
+    subscription: &Subscription,
+    ordered: Option<bool>,
+) -> Result<(), Invalid> {
+    if ordered != Some(false) || subscription.spec.delivery.ordering == Ordering::None {
+        return Ok(());
+    }
+    Err(Invalid::new(
+        reason::ORDERING_UNAVAILABLE,
+        format!(
+            "spec.delivery.ordering: the outbox of FanoutTopic {} has no column that orders its rows; use None, or give the table one and name it in spec.source.postgres.columns.id",
+            subscription.spec.topic_ref.name
+        ),
+    ))
+}
+
 /// A pool's ConfigMap takes 1 MiB. One Subscription must not keep the others' changes out of it, so it may fill no more
 /// than its share, however its text has to be escaped.
 fn check_size(config: &SubscriptionConfig) -> Result<(), Invalid> {

@@ -3,7 +3,7 @@
 use super::super::{LIMIT, execute, value};
 use super::{administer, blocking, own_postgres};
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{RelayStart, Source as SourceConfig};
+use fanout_contract::relay::RelayStart;
 use fanout_relay::claim::snapshot::Limits;
 use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease::{self, Member};
@@ -39,10 +39,11 @@ async fn crash(test: &str, how: Crash) {
     let sandbox = Sandbox::with(test, &postgres, kafka).await;
     let server = Arc::clone(&postgres);
     let pooler = blocking(move || PgBouncer::start(&server).unwrap()).await;
-    let SourceConfig::Postgres(config) = sandbox.relay_config().source;
     let url = pooler.url_as(RELAY_ROLE, &sandbox.database);
     let files = Files([(configs::URL_FILE.to_owned(), url.into_bytes())].into());
-    let source = Source::connect(&config, &files).await.unwrap();
+    let source = Source::connect(&sandbox.relay_config(), &files)
+        .await
+        .unwrap();
     let topic = lease::register(&source, "cluster", "topic", RelayStart::Earliest)
         .await
         .unwrap();

@@ -395,3 +395,23 @@ fn the_operators_own_client_gets_the_values_without_line_breaks() {
     // The file is copied as it is: the worker trims.
     assert!(valid.source_files["aaaa.source-url"].ends_with(b"\n"));
 }
+
+#[test]
+fn a_mapping_reaches_the_relay_and_its_topic_column_is_matched() {
+    let mapped = TOPIC.replace(
+        "table: public.outbox",
+        "table: public.events\n      claim: Delete\n      columns:\n        id: {column: number}\n        topic: {column: stream}\n        key: {jsonPath: $.author}\n        type: {value: post}\n        createdAt: {column: at}",
+    );
+    let topic: FanoutTopic = serde_yaml::from_str(&mapped).unwrap();
+    let valid = validate(&topic, &secret, "").ok().unwrap();
+    let postgres = &valid.source;
+    let yaml =
+        serde_yaml::to_string(&(postgres.claim, &postgres.r#match, &postgres.columns)).unwrap();
+    let document: serde_json::Value = serde_yaml::from_str(&yaml).unwrap();
+    assert_eq!(
+        document,
+        serde_json::json!(["Delete", [{"column": "stream", "value": "posts"}], {
+            "id": {"column": "number"}, "key": {"jsonPath": "$.author"}, "type": {"value": "post"}, "createdAt": {"column": "at"},
+        }])
+    );
+}
