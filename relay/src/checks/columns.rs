@@ -228,10 +228,13 @@ fn constant(outbox: &Outbox, field: Field, source: &ColumnSource) -> Result<(), 
     }
     match source {
         ColumnSource::JsonPath(_) => {
-            let payload = outbox.columns.column(Field::Payload).unwrap_or_default();
-            if outbox.columns.type_of(&payload) != Some("jsonb") {
+            // One that is no column, or missing, is told for itself.
+            if let Some(payload) = outbox.columns.column(Field::Payload)
+                && let Some(found) = outbox.columns.type_of(&payload)
+                && found != "jsonb"
+            {
                 return Err(format!(
-                    "a path needs a payload of type jsonb, column {} has another",
+                    "a path needs a payload of type jsonb, column {} has type {found}",
                     ident(&payload)
                 ));
             }

@@ -46,7 +46,12 @@ impl<'a> Row<'a> {
             traceparent: optional(7)?,
             payload: optional(8)?,
             created_at: required(9)?,
-            identity: optional(10)?,
+            // Only rows of an outbox have one.
+            identity: if row.len() > first + 10 {
+                optional(10)?
+            } else {
+                None
+            },
         })
     }
 }

@@ -172,12 +172,17 @@ async fn a_limit_lowered_behind_the_relays_back_parks_the_row_and_keeps_order() 
     // Row 100 has key 2; of that key, what came before it goes out, what comes after it is held.
     let expected: Vec<i64> = (1..200).filter(|n| n % 7 != 100 % 7 || *n < 100).collect();
     expect_published(&sandbox, &expected).await;
-    let reason = value(
-        &sandbox,
-        "select reason from fanout.parked where subject = '100'",
-    )
+    eventually(LIMIT, "the row is parked", async || {
+        let reason = "select reason from fanout.parked where subject = '100'";
+        match value(&sandbox, reason).await.as_deref() {
+            None => Err("not yet".to_owned()),
+            reason => {
+                assert_eq!(reason, Some("RecordTooLarge"));
+                Ok(())
+            }
+        }
+    })
     .await;
-    assert_eq!(reason.as_deref(), Some("RecordTooLarge"));
     let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
     // The first occurrences of a key's rows are in order.
     let mut seen = std::collections::HashSet::new();
