@@ -3,12 +3,13 @@
 use super::super::{LIMIT, insert, sandbox};
 use super::{arrived, own_postgres};
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::RelayStatus;
+use fanout_contract::relay::{RelayConfig, RelayStatus};
 use fanout_tests::process::Relay;
-use fanout_tests::services::postgres::{PASSWORD, RELAY_ROLE};
-use fanout_tests::{configs, eventually, services};
+use fanout_tests::services::postgres::{Postgres, RELAY_ROLE};
+use fanout_tests::{Sandbox, configs, eventually, services};
 use sqlx::{Connection as _, PgConnection, Row as _};
 use std::collections::HashSet;
+use std::sync::Arc;
 
 fn changed(status: &RelayStatus, part: &str) -> bool {
     status.source_error.as_ref().is_some_and(|error| {
@@ -20,6 +21,22 @@ fn changed(status: &RelayStatus, part: &str) -> bool {
 fn statement(status: &RelayStatus) -> String {
     let message = &status.source_error.as_ref().unwrap().message;
     message.rsplit_once(": ").unwrap().1.to_owned()
+}
+
+/// Dumps the sandbox's database and restores it as `restored` on another server.
+async fn restore(sandbox: &Sandbox, target: &Arc<Postgres>) {
+    let (from, to) = (sandbox.url.clone(), target.url("restored"));
+    let server = target.clone();
+    super::blocking(move || {
+        server
+            .psql("postgres", "create database restored template template0", &[])
+            .unwrap();
+        let command = format!(
+            "set -e -o pipefail; pg_dump '{from}' | psql -X -q -v ON_ERROR_STOP=1 -d '{to}' > /dev/null"
+        );
+        services::run(std::process::Command::new("bash").args(["-c", &command])).unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -34,20 +51,7 @@ async fn a_restored_database_is_published_once_it_is_accepted() {
     // Committed, not published, and in the dump.
     insert(&sandbox, 10, 5).await;
     let target = own_postgres().await;
-    let (from, to) = (sandbox.url.clone(), target.url("restored"));
-    let server = target.clone();
-    super::blocking(move || {
-        server
-            .psql("postgres", "create database restored template template0", &[])
-            .unwrap();
-        let command = format!(
-            "set -e -o pipefail; pg_dump '{from}' | psql -X -q -v ON_ERROR_STOP=1 -d '{to}' > /dev/null"
-        );
-        services::run(std::process::Command::new("bash").args(["-c", &command])).unwrap();
-    })
-    .await;
-    assert!(target.url("restored").contains(PASSWORD));
-
+    restore(&sandbox, &target).await;
     let mut files = sandbox.secret_files();
     let url = target.url_as(RELAY_ROLE, "restored");
     files.insert(configs::URL_FILE.to_owned(), url.into_bytes());
@@ -113,7 +117,11 @@ async fn a_restored_database_is_published_once_it_is_accepted() {
         })
         .await;
     assert_eq!(status.ranges.len(), 2);
-    // It is this server's own now, with or without the annotation.
+    goes_on_unaccepted(&mut relay, config).await;
+}
+
+/// The database is the topic's own now, with or without the annotation.
+async fn goes_on_unaccepted(relay: &mut Relay, mut config: RelayConfig) {
     config.accept_source = None;
     relay.reconfigure(&config);
     let hash = relay.config_hash();

@@ -11,7 +11,7 @@ use fanout_relay::position;
 use fanout_relay::source::Source;
 use fanout_runtime::config::Files;
 use fanout_tests::services::pgbouncer::PgBouncer;
-use fanout_tests::services::postgres::RELAY_ROLE;
+use fanout_tests::services::postgres::{Postgres, RELAY_ROLE};
 use fanout_tests::{Sandbox, configs, eventually, services};
 use sqlx::{Connection as _, PgConnection, Row as _};
 use std::sync::Arc;
@@ -24,6 +24,70 @@ enum Crash {
     /// One backend is killed, as the kernel does when memory is short: the server starts its others anew. It keeps its
     /// start time.
     Backend,
+}
+
+const ALL: Shards = Shards { lo: 0, hi: 64 };
+const LIMITS: Limits = Limits {
+    rows: 100,
+    bytes: 1 << 20,
+};
+
+/// The sandbox's outbox through `pooler`, as a relay reaches it.
+async fn pooled(sandbox: &Sandbox, pooler: &PgBouncer) -> Source {
+    let url = pooler.url_as(RELAY_ROLE, &sandbox.database);
+    let files = Files([(configs::URL_FILE.to_owned(), url.into_bytes())].into());
+    Source::connect(&sandbox.relay_config(), &files)
+        .await
+        .unwrap()
+}
+
+async fn execute_on(connection: &mut PgConnection, sql: &'static str) {
+    sqlx::raw_sql(sql).execute(connection).await.unwrap();
+}
+
+/// Inserts a row; returns its transaction id.
+async fn insert(connection: &mut PgConnection) -> i64 {
+    let insert = "insert into outbox (topic, key, type) values ('posts', 'k', 't') returning xid::text::bigint";
+    let row = sqlx::raw_sql(insert).fetch_one(connection).await.unwrap();
+    row.get(0)
+}
+
+/// Makes the server crash, `writer` being one of its sessions; returns a new session once it is back.
+async fn strike(
+    how: Crash,
+    postgres: &Arc<Postgres>,
+    sandbox: &Sandbox,
+    mut writer: PgConnection,
+) -> PgConnection {
+    let started = administer(postgres, "select pg_postmaster_start_time()").await;
+    match how {
+        Crash::Server => {
+            let server = Arc::clone(postgres);
+            blocking(move || server.kill().and_then(|()| server.start_again()).unwrap()).await;
+        }
+        Crash::Backend => {
+            let backend: i32 = sqlx::raw_sql("select pg_backend_pid()")
+                .fetch_one(&mut writer)
+                .await
+                .unwrap()
+                .get(0);
+            let backend = rustix::process::Pid::from_raw(backend).unwrap();
+            rustix::process::kill_process(backend, rustix::process::Signal::KILL).unwrap();
+        }
+    }
+    let session = eventually(LIMIT, "the server is back", async || {
+        // The old session may stand for a moment.
+        let mut connection = PgConnection::connect(&sandbox.url).await?;
+        sqlx::raw_sql("select 1").execute(&mut connection).await?;
+        anyhow::ensure!(writer.ping().await.is_err(), "it has not crashed yet");
+        anyhow::Ok(connection)
+    })
+    .await;
+    if how == Crash::Backend {
+        let now = administer(postgres, "select pg_postmaster_start_time()").await;
+        assert_eq!(now, started, "the scene is set");
+    }
+    session
 }
 
 /// Reads through a pooler in transaction mode, which hides that the server was away; then stores what it read before.
@@ -39,11 +103,7 @@ async fn crash(test: &str, how: Crash) {
     let sandbox = Sandbox::with(test, &postgres, kafka).await;
     let server = Arc::clone(&postgres);
     let pooler = blocking(move || PgBouncer::start(&server).unwrap()).await;
-    let url = pooler.url_as(RELAY_ROLE, &sandbox.database);
-    let files = Files([(configs::URL_FILE.to_owned(), url.into_bytes())].into());
-    let source = Source::connect(&sandbox.relay_config(), &files)
-        .await
-        .unwrap();
+    let source = pooled(&sandbox, &pooler).await;
     let topic = lease::register(&source, "cluster", "topic", RelayStart::Earliest)
         .await
         .unwrap();
@@ -55,69 +115,26 @@ async fn crash(test: &str, how: Crash) {
         .await
         .unwrap()
         .unwrap();
-    let limits = Limits {
-        rows: 100,
-        bytes: 1 << 20,
-    };
-    let all = Shards { lo: 0, hi: 64 };
-    let mut reader = Reader::new(
-        source.clone(),
-        all,
-        limits,
-        taken.history.clone(),
-        taken.position,
-    );
+    let history = taken.history.clone();
+    let mut reader = Reader::new(source.clone(), ALL, LIMITS, history, taken.position);
     assert_eq!(reader.next().await.unwrap().kind, Kind::Idle);
 
     let mut writer = PgConnection::connect(&sandbox.url).await.unwrap();
-    let insert = "insert into outbox (topic, key, type) values ('posts', 'k', 't') returning xid::text::bigint";
     let mut aborted = 0;
     for _ in 0..5 {
-        sqlx::raw_sql("begin").execute(&mut writer).await.unwrap();
-        let row = sqlx::raw_sql(insert).fetch_one(&mut writer).await.unwrap();
-        aborted = row.get::<i64, _>(0);
-        sqlx::raw_sql("rollback")
-            .execute(&mut writer)
-            .await
-            .unwrap();
+        execute_on(&mut writer, "begin").await;
+        aborted = insert(&mut writer).await;
+        execute_on(&mut writer, "rollback").await;
     }
     let read = reader.next().await.unwrap();
     assert_eq!(read.kind, Kind::Idle, "nothing is committed");
     let Completion::Position(after) = read.after else {
         panic!("a reader moves a position");
     };
-    let started = administer(&postgres, "select pg_postmaster_start_time()").await;
-    match how {
-        Crash::Server => {
-            let server = Arc::clone(&postgres);
-            blocking(move || server.kill().and_then(|()| server.start_again()).unwrap()).await;
-        }
-        Crash::Backend => {
-            let backend: i32 = sqlx::raw_sql("select pg_backend_pid()")
-                .fetch_one(&mut writer)
-                .await
-                .unwrap()
-                .get(0);
-            let backend = rustix::process::Pid::from_raw(backend).unwrap();
-            rustix::process::kill_process(backend, rustix::process::Signal::KILL).unwrap();
-        }
-    }
-    let mut writer = eventually(LIMIT, "the server is back", async || {
-        // The old session may stand for a moment.
-        let mut connection = PgConnection::connect(&sandbox.url).await?;
-        sqlx::raw_sql("select 1").execute(&mut connection).await?;
-        anyhow::ensure!(writer.ping().await.is_err(), "it has not crashed yet");
-        anyhow::Ok(connection)
-    })
-    .await;
-    if how == Crash::Backend {
-        let now = administer(&postgres, "select pg_postmaster_start_time()").await;
-        assert_eq!(now, started, "the scene is set");
-    }
+    let mut writer = strike(how, &postgres, &sandbox, writer).await;
     let mut first = None;
     loop {
-        let row = sqlx::raw_sql(insert).fetch_one(&mut writer).await.unwrap();
-        let xid: i64 = row.get(0);
+        let xid = insert(&mut writer).await;
         first.get_or_insert(xid);
         if xid >= aborted {
             break;
@@ -154,7 +171,7 @@ async fn crash(test: &str, how: Crash) {
         .await
         .unwrap()
         .unwrap();
-    let mut reader = Reader::new(source, all, limits, taken.history, taken.position);
+    let mut reader = Reader::new(source, ALL, LIMITS, taken.history, taken.position);
     let batch = reader.next().await.unwrap();
     let rows = value(&sandbox, "select count(*) from outbox").await;
     assert_eq!(Some(batch.len().to_string()), rows);

@@ -7,7 +7,7 @@ use fanout_tests::checker::load::{Load, Options};
 use fanout_tests::faults::postgres_proxy::PostgresProxy;
 use fanout_tests::process::Relay;
 use fanout_tests::services::pgbouncer::PgBouncer;
-use fanout_tests::services::postgres::RELAY_ROLE;
+use fanout_tests::services::postgres::{Postgres, RELAY_ROLE};
 use fanout_tests::{Sandbox, configs, eventually, services};
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +26,29 @@ enum Path {
     Pooler,
 }
 
+/// From here on a commit waits until the standby has it.
+async fn wait_for_the_standby(primary: &Arc<Postgres>) {
+    let settings = "alter system set synchronous_standby_names = '*'; select pg_reload_conf()";
+    administer(primary, settings).await;
+    eventually(LIMIT, "commits wait", async || {
+        let state = "select max(sync_state) from pg_stat_replication";
+        let state = administer(primary, state).await;
+        if state == "sync" { Ok(()) } else { Err(state) }
+    })
+    .await;
+}
+
+/// From here on the standby gets nothing more.
+async fn leave_behind(primary: &Arc<Postgres>, standby: &Arc<Postgres>) {
+    let settings = "alter system set primary_conninfo = ''; select pg_reload_conf()";
+    administer(standby, settings).await;
+    eventually(LIMIT, "nothing is replicated", async || {
+        let count = administer(primary, "select count(*) from pg_stat_replication").await;
+        if count == "0" { Ok(()) } else { Err(count) }
+    })
+    .await;
+}
+
 async fn failover(test: &str, replication: Replication, path: Path) {
     let primary = own_postgres().await;
     let kafka = blocking(services::kafka).await;
@@ -34,17 +57,7 @@ async fn failover(test: &str, replication: Replication, path: Path) {
     let server = Arc::clone(&primary);
     let standby = blocking(move || Arc::new(server.standby().unwrap())).await;
     if replication == Replication::Synchronous {
-        administer(
-            &primary,
-            "alter system set synchronous_standby_names = '*'; select pg_reload_conf()",
-        )
-        .await;
-        eventually(LIMIT, "commits wait", async || {
-            let state =
-                administer(&primary, "select max(sync_state) from pg_stat_replication").await;
-            if state == "sync" { Ok(()) } else { Err(state) }
-        })
-        .await;
+        wait_for_the_standby(&primary).await;
     }
     let mut files = sandbox.secret_files();
     let port = proxy.port();
@@ -71,16 +84,7 @@ async fn failover(test: &str, replication: Replication, path: Path) {
         .published_total;
     if replication == Replication::Asynchronous {
         // What is committed and published from here on, the new primary will not have.
-        administer(
-            &standby,
-            "alter system set primary_conninfo = ''; select pg_reload_conf()",
-        )
-        .await;
-        eventually(LIMIT, "nothing is replicated", async || {
-            let count = administer(&primary, "select count(*) from pg_stat_replication").await;
-            if count == "0" { Ok(()) } else { Err(count) }
-        })
-        .await;
+        leave_behind(&primary, &standby).await;
         relay
             .wait_until(LIMIT, "it publishes what will be lost", |status| {
                 status.published_total > published + 200
