@@ -1,4 +1,4 @@
--- Optional: retention of a partitioned outbox by dropping whole partitions. Run once per database by the owner of schema
+-- Optional: retention of a partitioned outbox (claim mode Snapshot) by dropping whole partitions. Run once per database by the owner of schema
 -- fanout, with psql, after 00-fanout.sql:
 --
 --   psql -v ON_ERROR_STOP=1 -f 20-partitions.sql <database>
