@@ -382,7 +382,7 @@ pub struct TopicConfig {
         .message("relay.nullPayload is for format CloudEvents; Debezium's router always writes no value"),
 )]
 pub struct Relay {
-    /// Number of relay pods. Two share the work; more stand by.
+    /// Number of relay pods. They share the work evenly.
     #[serde(default = "default_relay_replicas")]
     #[schemars(range(min = 1, max = 16))]
     pub replicas: i32,

@@ -38,13 +38,15 @@ comment on column fanout.topics.source_table is 'The outbox table, as schema.tab
 comment on column fanout.topics.match is 'Which rows of the table belong to the topic: an object of column and value. Retention removes a row only when every topic that wants it has it.';
 
 create table fanout.ranges (
-  id       bigint generated always as identity primary key,
-  topic_id bigint not null references fanout.topics,
-  lo       smallint not null,
-  hi       smallint not null,
+  id           bigint generated always as identity primary key,
+  topic_id     bigint not null references fanout.topics,
+  lo           smallint not null,
+  hi           smallint not null,
+  predecessors bigint[] not null default '{}',
   unique (topic_id, lo),
   check (0 <= lo and lo < hi and hi <= 64));
-comment on table fanout.ranges is 'Shards lo (inclusive) to hi (exclusive) of a topic, published by one relay at a time. Ids are never used again.';
+comment on table fanout.ranges is 'Shards lo (inclusive) to hi (exclusive) of a topic, published by one relay at a time. Ids are never used again. The ranges of a topic are split and merged as relays come and go; together they always are shards 0 to 63.';
+comment on column fanout.ranges.predecessors is 'Ids of the ranges that were split or merged into this one.';
 
 create table fanout.leases (
   range_id   bigint primary key references fanout.ranges,
@@ -73,7 +75,7 @@ comment on column fanout.positions.new is 'Inside a large difference: its end. R
 comment on column fanout.positions.xid is 'The transaction that wrote the row; where it differs from xmin the row was dumped or replicated and its snapshots mean nothing here.';
 
 create table fanout.parked (
-  range_id     bigint not null references fanout.ranges,
+  range_id     bigint not null references fanout.ranges deferrable,
   id           bigint not null,
   reason       text,
   action       text check (action in ('Release', 'Drop')),
@@ -106,7 +108,7 @@ comment on table fanout.members is 'Relays that are up: each takes its share of 
 
 grant usage on schema fanout to :"relay_role";
 grant select on all tables in schema fanout to :"relay_role";
--- delete on topics, ranges and leases: only for a FanoutTopic with deletionPolicy Delete, when it is deleted.
+-- delete on topics: only for a FanoutTopic with deletionPolicy Delete, when it is deleted.
 grant insert, update (match), delete on fanout.topics to :"relay_role";
 grant insert, delete on fanout.ranges to :"relay_role";
 grant insert, update, delete on fanout.leases to :"relay_role";

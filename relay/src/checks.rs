@@ -16,8 +16,8 @@ pub const SCHEMA_VERSION: i64 = 2;
 /// Tables of schema `fanout` and what the relay does with them.
 const RIGHTS: [(&str, &str); 6] = [
     ("topics", "select,insert"),
-    ("ranges", "select,insert"),
-    ("leases", "select,insert,update"),
+    ("ranges", "select,insert,delete"),
+    ("leases", "select,insert,update,delete"),
     ("positions", "select,insert,delete"),
     ("parked", "select,insert,update,delete"),
     ("members", "select,insert,update,delete"),

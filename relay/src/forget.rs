@@ -94,6 +94,12 @@ async fn delete_rows(source: &Source, cluster: &str, topic: &str) -> Result<bool
     );
     let ranges = format!("(select id from fanout.ranges where topic_id in {topic})");
     let mut transaction = source.begin().await?;
+    // Ranges that are being split or merged are waited for, and none is after it.
+    transaction
+        .query(format!(
+            "select from fanout.topics where id in {topic} for update"
+        ))
+        .await?;
     // Locked, so that nobody takes a lease before the commit; afterwards there is none to take.
     let leases = transaction
         .query(format!(

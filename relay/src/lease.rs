@@ -1,7 +1,7 @@
 //! Which relay publishes which range: leases with a term that fences, and the members that share the ranges.
 
 use crate::claim::Shards;
-use crate::claim::row::{flag, parsed};
+use crate::claim::row::{parsed, text};
 use crate::position::{self, Fence, History, Position, Stored, history};
 use crate::source::{Failure, Source, classify, failure};
 use crate::sql::literal;
@@ -31,7 +31,7 @@ pub struct Member {
 }
 
 /// A range and its lease, as the database saw them at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeView {
     /// Id of the range.
     pub id: i64,
@@ -39,17 +39,15 @@ pub struct RangeView {
     pub shards: Shards,
     /// Term of the lease.
     pub term: i64,
-    /// The lease has not expired.
-    pub held: bool,
-    /// The lease names this member.
-    pub mine: bool,
+    /// Whom the lease names; `None` once it has expired.
+    pub holder: Option<String>,
 }
 
 /// What one look at the leases saw.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Live members, this one included.
-    pub members: usize,
+    /// Owner names of the live members, this one included.
+    pub members: Vec<String>,
     /// Every range of the topic, by first shard.
     pub ranges: Vec<RangeView>,
     /// History of the server that answered.
@@ -89,15 +87,16 @@ pub async fn register(
         RelayStart::Earliest => "'1:1:'::pg_snapshot",
         RelayStart::Latest => "pg_current_snapshot()",
     };
-    // Several statements in one message are one transaction; the last one sees what a relay that was quicker made.
+    // Several statements in one message are one transaction; each sees what a relay that was quicker made, because the
+    // first waits for it: also where nothing is to be updated, it locks the topic's row.
     let rows = source
         .query(format!(
             "insert into fanout.topics (cluster_id, topic, source_table, match) values ({cluster}, {topic}, {table}, {matches}::jsonb) \
              on conflict (cluster_id, topic) do update set match = excluded.match \
              where topics.source_table = excluded.source_table and topics.match is distinct from excluded.match; \
              with r as (insert into fanout.ranges (topic_id, lo, hi) \
-             select id, v.lo, v.hi from fanout.topics, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
-             on conflict (topic_id, lo) do nothing returning id), \
+             select t.id, v.lo, v.hi from fanout.topics t, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
+             and not exists (select from fanout.ranges where topic_id = t.id) returning id), \
              l as (insert into fanout.leases (range_id) select id from r) \
              insert into fanout.positions (range_id, term, seq, old, system_identifier, timeline) \
              select r.id, 0, 0, {start}, h.system_identifier, h.timeline from r, {}; \
@@ -138,7 +137,7 @@ pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
     Ok(())
 }
 
-fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
+pub(crate) fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     if stored.belongs_to(here) {
         return Ok(());
     }
@@ -161,7 +160,7 @@ fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     ))
 }
 
-fn no_position(here: &History) -> Failure {
+pub(crate) fn no_position(here: &History) -> Failure {
     failure(
         SourceError::SourceChanged,
         format!(
@@ -200,28 +199,27 @@ pub async fn look(source: &Source, member: &Member, renew: &[Fence]) -> Result<V
     statements.extend(renew.iter().map(Fence::holds).map(|holds| {
         format!("update fanout.leases set expires_at = clock_timestamp() + {lease} where {holds}")
     }));
-    statements.push(observation(*topic, &owner));
+    statements.push(observation(*topic));
     decode_view(&source.query(statements.join("; ")).await?)
 }
 
 /// Looks at members and leases without writing.
 pub async fn observe(source: &Source, member: &Member) -> Result<View, Failure> {
-    let sql = observation(member.topic, &literal(&member.owner));
-    decode_view(&source.query(sql).await?)
+    decode_view(&source.query(observation(member.topic)).await?)
 }
 
-fn observation(topic: i64, owner: &str) -> String {
+fn observation(topic: i64) -> String {
     format!(
-        "select h.*, (select count(*) from fanout.members where topic_id = {topic} \
+        "select h.*, (select json_agg(owner) from fanout.members where topic_id = {topic} \
          and seen_at > clock_timestamp() - {}), \
-         r.id, r.lo, r.hi, l.term, l.expires_at > clock_timestamp(), l.owner is not distinct from {owner} \
+         r.id, r.lo, r.hi, l.term, case when l.expires_at > clock_timestamp() then l.owner end \
          from {} join fanout.ranges r on true join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
         lease_interval(),
         history()
     )
 }
 
-fn lease_interval() -> String {
+pub(crate) fn lease_interval() -> String {
     format!("interval '{} s'", LEASE.as_secs())
 }
 
@@ -236,13 +234,14 @@ fn decode_view(rows: &[PgRow]) -> Result<View, Failure> {
                     hi: parsed(row, 6)?,
                 },
                 term: parsed(row, 7)?,
-                held: flag(row, 8)?,
-                mine: flag(row, 9)?,
+                holder: text(row, 8)?.map(str::to_owned),
             })
         };
         Ok(View {
             history: History::decode(first, 0)?,
-            members: parsed(first, History::COLUMNS)?,
+            members: text(first, History::COLUMNS)?
+                .map_or_else(|| Ok(Vec::new()), serde_json::from_str)
+                .map_err(|error| sqlx::Error::Decode(error.into()))?,
             ranges: rows.iter().map(range).collect::<Result<_, sqlx::Error>>()?,
         })
     };

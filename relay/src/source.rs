@@ -8,7 +8,9 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRo
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 use std::future::Future;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 use crate::claim::{Outbox, columns};
 
@@ -19,8 +21,11 @@ pub type Failure = Problem<SourceError>;
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Statements that read many rows (the ids of a large difference) take at most this long.
 pub const SCAN_TIMEOUT: Duration = Duration::from_mins(5);
-/// A read and a write for each of two ranges, and one each for leases, measuring and removing; one to spare.
-const CONNECTIONS: u32 = 8;
+/// A relay has two to four ranges; all of a topic's when the others are gone, until it has merged them. A write for each of
+/// four beside the [`SCANS`], and one each for leases, measuring and removing; one to spare.
+const CONNECTIONS: u32 = 16;
+/// Statements that may take long, at once: leases are renewed beside them.
+const SCANS: usize = 8;
 /// A connection is replaced after this time, so that a pooler or a changed DNS entry is noticed.
 const CONNECTION_AGE: Duration = Duration::from_mins(30);
 
@@ -30,6 +35,7 @@ pub struct Source {
     /// What is read.
     pub outbox: Outbox,
     pool: PgPool,
+    scans: Arc<Semaphore>,
 }
 
 impl Source {
@@ -52,7 +58,11 @@ impl Source {
             .max_lifetime(CONNECTION_AGE)
             .test_before_acquire(false)
             .connect_lazy_with(options);
-        Ok(Self { outbox, pool })
+        Ok(Self {
+            outbox,
+            pool,
+            scans: Arc::new(Semaphore::new(SCANS)),
+        })
     }
 
     /// Connects once more, and leaves.
@@ -67,8 +77,11 @@ impl Source {
         self.query_within(STATEMENT_TIMEOUT, sql).await
     }
 
-    /// Runs a statement with a time limit of its own.
+    /// Runs a statement with a time limit of its own, which counts from when it is its turn.
     pub async fn query_within(&self, limit: Duration, sql: String) -> Result<Vec<PgRow>, Failure> {
+        let turn = (limit > STATEMENT_TIMEOUT).then(|| self.scans.acquire());
+        // The semaphore is never closed.
+        let _turn = futures::future::OptionFuture::from(turn).await;
         within(
             limit,
             sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&self.pool),

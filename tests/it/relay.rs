@@ -9,6 +9,7 @@ mod forgetting;
 mod history;
 mod outages;
 mod parking;
+mod ranges;
 mod releasing;
 mod retention;
 mod sharing;

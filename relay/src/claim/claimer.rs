@@ -43,12 +43,23 @@ impl Claimer {
         }
     }
 
+    /// True where nothing more is to be claimed.
+    fn has_arrived(&self) -> bool {
+        match self {
+            Self::Snapshot(reader) => reader.has_arrived(),
+            Self::Queue(_) => false,
+        }
+    }
+
     /// Sends batches until the receiver is gone; ends after an error, which it sends. Pauses after polls that find
     /// nothing, and sends what they found only now and then.
     pub async fn run(mut self, batches: mpsc::Sender<Result<Batch, Failure>>, polls: Polls) {
         let mut pause = FIRST_PAUSE;
         let mut refreshed = Instant::now();
         loop {
+            if self.has_arrived() {
+                return batches.closed().await;
+            }
             let next = self.next().await;
             polls.count.fetch_add(1, Ordering::Relaxed);
             let failed = next.is_err();

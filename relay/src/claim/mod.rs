@@ -16,7 +16,7 @@ pub use batch::{Batch, Completion, Kind};
 pub use claimer::{Claimer, Polls};
 pub use ids::{Ids, Taken};
 pub use queue::{Queue, holds};
-pub use reader::Reader;
+pub use reader::{BEFORE_ALL, Reader};
 
 use crate::position::{Fence, Position};
 use crate::source::{Failure, failure};

@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 /// Ids of a large difference held at a time (16 MB with their weights).
 const IDS: usize = 1_000_000;
 /// Below every id; the smallest number whose negative SQL can write.
-const BEFORE_ALL: i64 = -i64::MAX;
+pub const BEFORE_ALL: i64 = -i64::MAX;
+
 /// Reads a range from a position on.
 #[derive(Debug)]
 pub struct Reader {
@@ -23,6 +24,8 @@ pub struct Reader {
     limits: Limits,
     history: History,
     position: Position,
+    /// Nothing newer is read.
+    goal: Option<Snapshot>,
     /// Inside a large difference: rows not yet read, with their weights.
     ids: VecDeque<(i64, usize)>,
 }
@@ -42,8 +45,21 @@ impl Reader {
             limits,
             history,
             position,
+            goal: None,
             ids: VecDeque::new(),
         }
+    }
+
+    /// The same up to `goal` and no further.
+    #[must_use]
+    pub fn until(mut self, goal: Option<Snapshot>) -> Self {
+        self.goal = goal;
+        self
+    }
+
+    /// True where everything up to the goal is read.
+    pub fn has_arrived(&self) -> bool {
+        matches!((&self.goal, &self.position), (Some(goal), Position::At(old)) if goal == old)
     }
 
     /// The next batch. May be empty: nothing is due, or a large difference begins or ends.

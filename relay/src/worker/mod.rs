@@ -12,8 +12,8 @@ mod release;
 mod store;
 
 use crate::broker::{self, Broker};
-use crate::claim::snapshot::Limits;
-use crate::claim::{Batch, Claimer, Completion, Queue, Reader, Shards, Taken};
+use crate::claim::snapshot::{Limits, Snapshot};
+use crate::claim::{BEFORE_ALL, Batch, Claimer, Completion, Queue, Reader, Shards, Taken};
 use crate::encode::{Encoder, Encoding, Unencodable};
 use crate::park;
 use crate::position::{Fence, History, Position};
@@ -66,12 +66,16 @@ pub struct Assignment {
     pub shards: Shards,
     /// The lease.
     pub fence: Fence,
-    /// Stored position, number 0 of the term.
+    /// Number of the stored position within the term.
+    pub seq: i64,
+    /// Stored position.
     pub position: Position,
     /// History it was stored in.
     pub history: History,
     /// End of the lease; moved by whoever renews it.
     pub deadline: Arc<Deadline>,
+    /// Publish up to here and no further; newer than the position, which is not inside a difference.
+    pub goal: Option<Snapshot>,
 }
 
 /// What all workers of a topic share.
@@ -94,7 +98,7 @@ pub struct Shared {
 /// Why a worker ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// It was asked to; everything handed over is acknowledged and stored.
+    /// It was asked to, or is where it was to go; everything handed over is acknowledged and stored.
     Stopped,
     /// The lease is lost, about to end, or the history changed.
     Fenced,
@@ -173,6 +177,8 @@ pub struct Worker {
     taken: Taken,
     /// Completions stored.
     completions: u64,
+    /// Where to stop.
+    goal: Option<Snapshot>,
     /// Keys behind parked rows.
     held: HashSet<String>,
     /// Parked rows are to be released or dropped, as far as this worker knows.
@@ -190,9 +196,11 @@ impl Worker {
         let Assignment {
             shards,
             fence,
+            seq,
             position,
             history,
             deadline,
+            goal,
         } = assignment;
         Self {
             shared,
@@ -200,10 +208,11 @@ impl Worker {
             fence,
             history,
             deadline,
-            seq: 0,
+            seq,
             stored: position,
             taken: Taken::default(),
             completions: 0,
+            goal,
             held: HashSet::new(),
             releasing: false,
             unsettled: true,
@@ -211,8 +220,21 @@ impl Worker {
         }
     }
 
-    /// Publishes until `stop`, then finishes what is in flight; ends by itself when it can't go on.
-    pub async fn run(mut self, stop: CancellationToken) -> Ended {
+    /// What a worker that goes on where this one ended is given.
+    pub fn into_assignment(self) -> Assignment {
+        Assignment {
+            shards: self.shards,
+            fence: self.fence,
+            seq: self.seq,
+            position: self.stored,
+            history: self.history,
+            deadline: self.deadline,
+            goal: None,
+        }
+    }
+
+    /// Publishes until `stop` or the goal, then finishes what is in flight; ends by itself when it can't go on.
+    pub async fn run(&mut self, stop: CancellationToken) -> Ended {
         self.report();
         match park::look(&self.shared.source, self.fence.range, self.shared.on_parked).await {
             Ok((held, releasing)) => (self.held, self.releasing) = (held, releasing),
@@ -221,10 +243,16 @@ impl Worker {
         if self.shared.suspended {
             return self.watch(&stop).await;
         }
+        if let Err(Pass::Ended(ended)) = self.freeze().await {
+            return ended;
+        }
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
         let mut failing_since = None;
         let mut step = Step::Pass;
         loop {
+            if self.has_arrived() {
+                return Ended::Stopped;
+            }
             let before = self.completions;
             let pass = match step {
                 Step::Pass => self.pass(&stop).await,
@@ -269,6 +297,24 @@ impl Worker {
         }
     }
 
+    /// Makes the way to the goal a difference of its own, whose end is the goal.
+    async fn freeze(&mut self) -> Result<(), Pass> {
+        let (Some(goal), Position::At(old)) = (&self.goal, &self.stored) else {
+            return Ok(());
+        };
+        if goal == old {
+            return Ok(());
+        }
+        let (old, new, last_id) = (old.clone(), goal.clone(), BEFORE_ALL);
+        let frozen = Position::Inside { old, new, last_id };
+        self.store(Completion::Position(frozen)).await
+    }
+
+    /// True where this worker stands at its goal.
+    fn has_arrived(&self) -> bool {
+        matches!((&self.goal, &self.stored), (Some(goal), Position::At(old)) if goal == old)
+    }
+
     fn left(&self) -> Duration {
         self.deadline.left(clock::now())
     }
@@ -292,7 +338,8 @@ impl Worker {
         let history = self.history.clone();
         if source.outbox.claim == Claim::Snapshot {
             let position = self.stored.clone();
-            return Claimer::Snapshot(Reader::new(source, self.shards, limits, history, position));
+            let reader = Reader::new(source, self.shards, limits, history, position);
+            return Claimer::Snapshot(reader.until(self.goal.clone()));
         }
         self.taken = Taken::default();
         let (fence, taken) = (self.fence.clone(), self.taken.clone());

@@ -36,7 +36,7 @@ impl Worker {
             if stop.is_cancelled() {
                 return Err(Pass::Ended(Ended::Stopped));
             }
-            if matches!(batch.kind, crate::claim::Kind::Idle) {
+            if matches!(batch.kind, crate::claim::Kind::Idle) || self.has_arrived() {
                 return Ok(());
             }
         };

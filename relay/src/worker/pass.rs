@@ -137,6 +137,9 @@ impl Worker {
         {
             flight.append = Some(self.append(completion));
         }
+        if self.has_arrived() && flight.ending.is_none() {
+            flight.ending = Some(Pass::Ended(Ended::Stopped));
+        }
         if flight.is_empty()
             && let Some(ending) = flight.ending.take()
         {

@@ -110,7 +110,7 @@ async fn crash(test: &str, how: Crash) {
     let owner = "a".to_owned();
     let member = Member { topic, owner };
     let view = lease::observe(&source, &member).await.unwrap();
-    let range = view.ranges[0];
+    let range = &view.ranges[0];
     let taken = lease::acquire(&source, &member, range.id)
         .await
         .unwrap()
