@@ -13,7 +13,6 @@ use crate::position::{self, History, Position, Stored, history};
 use crate::source::{Failure, SCAN_TIMEOUT, Source, Transaction, classify, failure};
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::Claim;
-use fanout_contract::relay::Claim;
 use sqlx::postgres::PgRow;
 
 /// Checks that the positions of `topic` belong to the server that answers, and makes them its own where `accepted` is its
