@@ -224,8 +224,8 @@ pub struct RelayStatus {
     pub broker_error: Option<Problem<crate::reason::BrokerError>>,
     /// True once the outbox was read successfully under this configuration.
     pub source_checked: bool,
-    /// True where the rows of the outbox have no order: nothing is published in the order of a key.
-    pub unordered: bool,
+    /// False where the rows of the outbox have no order: nothing is published in the order of a key; absent: not known.
+    pub ordered: Option<bool>,
     /// Committed rows not yet published in this process's ranges, counted up to a cap; absent: not known (yet).
     pub pending: Option<Pending>,
     /// Rows published per second, a moving average.

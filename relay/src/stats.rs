@@ -111,7 +111,7 @@ impl Stats {
         status.source_error = None;
         status.broker_error = None;
         status.source_checked = false;
-        status.unordered = false;
+        status.ordered = None;
         status.positions_deleted = false;
         status.pending = None;
         status.long_transaction = None;
@@ -140,7 +140,7 @@ impl Stats {
 
     /// Whether the rows of the outbox have an order.
     pub fn ordered(&self, ordered: bool) {
-        self.state().status.unordered = !ordered;
+        self.state().status.ordered = Some(ordered);
     }
 
     /// Whether records can be produced.

@@ -43,7 +43,7 @@ fn topic_part(status: &WorkerStatus) -> u64 {
             source_error,
             broker_error,
             source_checked,
-            unordered,
+            ordered,
             parked,
             long_transaction,
             pending: _,
@@ -52,7 +52,7 @@ fn topic_part(status: &WorkerStatus) -> u64 {
             ranges: _,
         }) => {
             (config_hash, generation, suspended, source_checked).hash(&mut hasher);
-            (positions_deleted, unordered).hash(&mut hasher);
+            (positions_deleted, ordered).hash(&mut hasher);
             let source = source_error.as_ref();
             let broker = broker_error.as_ref();
             format!("{source:?} {broker:?}").hash(&mut hasher);

@@ -153,8 +153,7 @@ pub(super) fn ordered(
     reports
         .iter()
         .filter_map(|report| report.status.as_ref())
-        .find(|status| status.source_checked)
-        .map(|status| !status.unordered)
+        .find_map(|status| status.ordered)
         .or(before)
 }
 

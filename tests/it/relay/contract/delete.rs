@@ -76,7 +76,7 @@ async fn a_table_without_an_order_is_published_and_said_to_have_none() {
             |status| status.parked.rows == 1,
         )
         .await;
-    assert!(status.unordered, "{status:?}");
+    assert_eq!(status.ordered, Some(false), "{status:?}");
     eventually(LIMIT, "every event arrives and is deleted", async || {
         let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
         let left = value(&sandbox, "select count(*) from events")

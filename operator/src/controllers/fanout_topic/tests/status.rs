@@ -275,12 +275,16 @@ fn whether_the_outbox_has_an_order_is_what_a_relay_read_last() {
     let mut topic = topic();
     let ordered = |topic: &FanoutTopic, relay| status(topic, &outcome(vec![relay])).ordered;
     let unordered = RelayStatus {
-        unordered: true,
+        ordered: Some(false),
+        ..relay()
+    };
+    let in_order = RelayStatus {
+        ordered: Some(true),
         ..relay()
     };
     let unread = RelayStatus::default();
     assert_eq!(ordered(&topic, unread.clone()), None);
-    assert_eq!(ordered(&topic, relay()), Some(true));
+    assert_eq!(ordered(&topic, in_order), Some(true));
     assert_eq!(ordered(&topic, unordered), Some(false));
     topic.status = Some(FanoutTopicStatus {
         ordered: Some(false),
