@@ -91,7 +91,7 @@ impl Encoder {
     pub fn value<'a>(&self, row: &Row<'a>) -> Option<&'a str> {
         let empty = self.encoding.format == Format::CloudEvents
             && self.encoding.null_payload == NullPayload::Empty;
-        row.payload.or(empty.then_some(""))
+        row.payload.or_else(|| empty.then_some(""))
     }
 
     /// Says whether `row` can be produced, before anything is handed to the producer: one oversize record fails the batch

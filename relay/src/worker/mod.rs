@@ -140,10 +140,11 @@ impl Step {
     /// The step after this one ended with `pass`.
     const fn after(self, pass: &Pass) -> Self {
         match (self, pass) {
-            (_, Pass::Refused(_)) => Self::OneByOne,
+            // In the second case the record that was refused is not found yet.
+            (_, Pass::Refused(_)) | (Self::OneByOne, Pass::Failed(_) | Pass::Recovered) => {
+                Self::OneByOne
+            }
             (_, Pass::Release) => Self::Release,
-            // The record that was refused is not found yet.
-            (Self::OneByOne, Pass::Failed(_) | Pass::Recovered) => Self::OneByOne,
             _ => Self::Pass,
         }
     }
@@ -248,13 +249,13 @@ impl Worker {
         }
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
         let mut failing_since = None;
-        let mut step = Step::Pass;
+        let mut next = Step::Pass;
         loop {
             if self.has_arrived() {
                 return Ended::Stopped;
             }
             let before = self.completions;
-            let pass = match step {
+            let pass = match next {
                 Step::Pass => self.pass(&stop).await,
                 Step::OneByOne => self.one_by_one(&stop).await,
                 Step::Release => self.release(&stop).await,
@@ -263,7 +264,7 @@ impl Worker {
                 failing_since = None;
                 backoff.reset();
             }
-            step = step.after(&pass);
+            next = next.after(&pass);
             match pass {
                 Pass::Ended(ended) => return ended,
                 Pass::Refused(_) | Pass::Release | Pass::Again => {}
