@@ -198,7 +198,8 @@ pub fn decide(situation: Situation<'_>) -> Decision {
     // Relays that take at once try for different ones.
     let first = left % free.len().max(1);
     free.rotate_left(first);
-    let rests = units.iter().filter(mine);
+    // What is given back is given whole.
+    let rests = units.iter().filter(mine).rev().skip(excess);
     let acquire: Vec<i64> = free
         .into_iter()
         .take(takes)
