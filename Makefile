@@ -39,6 +39,14 @@ cluster-down: ## stop it and undo what it changed on this machine
 kubeconfig: ## print the path of its kubeconfig
 	@bash tests/cluster/kubeconfig.sh
 
+.PHONY: chaos
+KILLS ?= 1000
+EVENTS ?= 1000000
+SEED ?= 1
+chaos: ## kill relays a thousand times under load and every other fault, and print what was lost: KILLS=, EVENTS=, SEED=
+	cargo build --quiet --release --workspace --bins
+	cargo bench --quiet --workspace --bench chaos -- $(KILLS) $(EVENTS) $(SEED)
+
 .PHONY: bench
 bench: ## measure, and print a table (BENCH=relay, BENCH=objects, BENCH='objects 5000')
 	cargo build --quiet --release --workspace --bins

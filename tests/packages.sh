@@ -26,6 +26,10 @@ services  mvn                                  maven
 services  setpriv                              util-linux
 services  ip                                   iproute2
 services  openssl                              openssl
+services  python3                              python3
+services  pip3                                 python3-pip
+services  node                                 nodejs
+services  npm                                  npm
 cluster   containerd                           containerd
 cluster   runc                                 runc
 cluster   /usr/lib/cni/bridge                  containernetworking-plugins

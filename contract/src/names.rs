@@ -8,6 +8,9 @@ pub const GROUP: &str = "fanout.dev";
 pub const CREDENTIALS_LABEL: &str = "fanout.dev/credentials";
 /// Annotation on a Subscription: a changed value resumes it after its endpoint answered 410 Gone.
 pub const RESUME_ANNOTATION: &str = "fanout.dev/resume";
+/// Annotation on a FanoutTopic: system identifier of the PostgreSQL server that shall be published from although the stored
+/// positions were written by another one (`SourceChanged`).
+pub const ACCEPT_SOURCE_ANNOTATION: &str = "fanout.dev/accept-source";
 /// Annotation the operator changes on a worker's pods so that the kubelet refreshes their volume at once.
 pub const CONFIG_ANNOTATION: &str = "fanout.dev/config";
 /// Finalizer on a FanoutTopic or Subscription with `deletionPolicy: Delete`.
@@ -39,6 +42,12 @@ pub fn kafka_topic(prefix: &str, namespace: &str, topic: &str) -> String {
         &format!("{prefix}{namespace}.{topic}"),
         KAFKA_TOPIC_MAX - DEAD_SUFFIX.len(),
     )
+}
+
+/// Default Kafka topic of a FanoutTopic in format Debezium: `<prefix>outbox.event.<name>`, which is where Debezium's outbox event
+/// router sends rows of this name without the prefix.
+pub fn routed_topic(prefix: &str, topic: &str) -> String {
+    format!("{prefix}outbox.event.{topic}")
 }
 
 const DEAD_SUFFIX: &str = ".dead";
@@ -88,8 +97,9 @@ fn is_ambiguous(topic: &str, subscription: &str) -> bool {
         || like_pool
 }
 
-/// What a worker is told of the annotation [`RESUME_ANNOTATION`]: something short that changes with `value`.
-pub fn resume_token(value: &str) -> String {
+/// What a worker is told of the annotations [`RESUME_ANNOTATION`] and [`ACCEPT_SOURCE_ANNOTATION`]: something short that
+/// changes with `value`.
+pub fn annotation_token(value: &str) -> String {
     const TOKEN_MAX: usize = 64;
     shorten(value, TOKEN_MAX)
 }
@@ -131,6 +141,7 @@ mod tests {
         assert_eq!(pool_deployment("posts", 0), "posts-pool-0");
         assert_eq!(dedicated_deployment("posts", "search"), "posts-s-search");
         assert_eq!(kafka_topic("", "social", "posts"), "social.posts");
+        assert_eq!(routed_topic("prod.", "posts"), "prod.outbox.event.posts");
         assert_eq!(dead_letter_topic("social.posts"), "social.posts.dead");
         assert_eq!(group_id("prod.", "social", "search"), "prod.social.search");
     }
@@ -168,10 +179,10 @@ mod tests {
 
     #[test]
     fn an_annotation_of_any_size_becomes_a_short_token_that_changes_with_it() {
-        assert_eq!(resume_token("2026-01-02"), "2026-01-02");
+        assert_eq!(annotation_token("2026-01-02"), "2026-01-02");
         let (one, two) = ("a".repeat(1_000), format!("{}b", "a".repeat(999)));
-        assert!(resume_token(&one).len() <= 64);
-        assert_ne!(resume_token(&one), resume_token(&two));
+        assert!(annotation_token(&one).len() <= 64);
+        assert_ne!(annotation_token(&one), annotation_token(&two));
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub enum SourceError {
     TableMissing,
     /// There is something of the table's name that is no table: a view, for example.
     NotATable,
-    /// A column is missing or has another type.
+    /// A column of the table or of the mapping is missing or has another type.
     ColumnInvalid,
     /// A right is missing.
     #[serde(alias = "PermissionDenied")]
@@ -32,7 +32,7 @@ pub enum SourceError {
     SchemaOutdated,
     /// The `xid` constraint is missing or not as it must be.
     ConstraintMissing,
-    /// No usable index on the match columns, `xid`, `shard`.
+    /// An index that the claim mode reads by is missing or invalid.
     IndexMissing,
     /// The identity column's sequence caches values, which breaks order.
     SequenceCached,

@@ -20,10 +20,57 @@ pub struct RelayConfig {
     /// Publish nothing any more, and delete the topic's positions once no relay publishes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub delete_positions: bool,
+    /// System identifier of the server that shall be published from although its positions are not its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_source: Option<String>,
+    /// What becomes of the later rows of a key when one of its rows is parked.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub on_parked: OnParked,
+    /// How a row becomes a record.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub format: Format,
+    /// The record of a row whose payload is NULL, in format `CloudEvents`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub null_payload: NullPayload,
     /// The outbox.
     pub source: Source,
     /// The log.
     pub broker: Broker,
+}
+
+/// Left out of a file, so that a worker of an older version can read it too.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// How a row becomes a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Format {
+    /// A CloudEvent 1.0 in Kafka binary mode.
+    #[default]
+    CloudEvents,
+    /// What Debezium's outbox event router makes of the row by default.
+    Debezium,
+}
+
+/// The record of a row whose payload is NULL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NullPayload {
+    /// It has a value of no bytes.
+    #[default]
+    Empty,
+    /// It has no value: on a compacted topic it deletes its key.
+    Tombstone,
+}
+
+/// What becomes of the later rows of a key when one of its rows can't be published and is parked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnParked {
+    /// They are held until the parked row is released or dropped.
+    #[default]
+    Block,
+    /// They go on.
+    Skip,
 }
 
 /// Where rows come from.
@@ -50,6 +97,9 @@ pub struct PostgresSource {
     /// How rows are claimed.
     #[serde(default)]
     pub claim: Claim,
+    /// Where the fields of an event come from. Absent: the columns of the standard table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Columns>,
     /// What a topic without a stored position publishes.
     #[serde(default)]
     pub start_from: RelayStart,
@@ -67,12 +117,65 @@ pub struct ColumnMatch {
     pub value: String,
 }
 
+/// Where the fields of an event come from. A field that is not named: the column of the standard table, which `eventId`,
+/// `subject`, `contentType`, `headers` and `traceparent` can do without.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Columns {
+    /// What identifies a row and, a number, orders rows: a column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub id: Option<ColumnSource>,
+    /// Id of the event. Without one it is derived from the FanoutTopic's name and the row's id.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event_id: Option<ColumnSource>,
+    /// Key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<ColumnSource>,
+    /// Type of the event.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub r#type: Option<ColumnSource>,
+    /// Subject.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subject: Option<ColumnSource>,
+    /// Media type of the payload. Without one: `application/json`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content_type: Option<ColumnSource>,
+    /// Further headers: a JSON object.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headers: Option<ColumnSource>,
+    /// W3C trace context.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<ColumnSource>,
+    /// Data of the event: a column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub payload: Option<ColumnSource>,
+    /// Time of the event: a column.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<ColumnSource>,
+}
+
+/// Where one field comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ColumnSource {
+    /// A column of the table.
+    Column(String),
+    /// The same text for every row.
+    Value(String),
+    /// The first item at this SQL/JSON path in the payload, which must be `jsonb`; its text.
+    JsonPath(String),
+}
+
 /// How rows are claimed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Claim {
     /// By the difference of two `pg_snapshot`s; the relay writes nothing per row.
     #[default]
     Snapshot,
+    /// Rows go from `pending` to `processing` to `done`.
+    Lease,
+    /// Published rows are deleted.
+    Delete,
 }
 
 /// First position of a topic.
@@ -121,6 +224,8 @@ pub struct RelayStatus {
     pub broker_error: Option<Problem<crate::reason::BrokerError>>,
     /// True once the outbox was read successfully under this configuration.
     pub source_checked: bool,
+    /// False where the rows of the outbox have no order: nothing is published in the order of a key; absent: not known.
+    pub ordered: Option<bool>,
     /// Committed rows not yet published in this process's ranges, counted up to a cap; absent: not known (yet).
     pub pending: Option<Pending>,
     /// Rows published per second, a moving average.
@@ -180,6 +285,13 @@ pub struct Parked {
     pub rows: i64,
     /// Rows held behind a parked row of their key.
     pub held: i64,
+}
+
+impl Parked {
+    /// Both.
+    pub const fn total(self) -> i64 {
+        self.rows.saturating_add(self.held)
+    }
 }
 
 /// A writing transaction that has been open for long.

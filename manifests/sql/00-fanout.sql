@@ -23,7 +23,7 @@ create table fanout.schema_version (
   version    integer primary key,
   applied_at timestamptz not null default clock_timestamp());
 comment on table fanout.schema_version is 'Steps applied to this schema; a relay refuses to run below the version it knows.';
-insert into fanout.schema_version (version) values (1);
+insert into fanout.schema_version (version) values (1), (2);
 
 create table fanout.topics (
   id           bigint generated always as identity primary key,
@@ -38,13 +38,15 @@ comment on column fanout.topics.source_table is 'The outbox table, as schema.tab
 comment on column fanout.topics.match is 'Which rows of the table belong to the topic: an object of column and value. Retention removes a row only when every topic that wants it has it.';
 
 create table fanout.ranges (
-  id       bigint generated always as identity primary key,
-  topic_id bigint not null references fanout.topics,
-  lo       smallint not null,
-  hi       smallint not null,
+  id           bigint generated always as identity primary key,
+  topic_id     bigint not null references fanout.topics,
+  lo           smallint not null,
+  hi           smallint not null,
+  predecessors bigint[] not null default '{}',
   unique (topic_id, lo),
   check (0 <= lo and lo < hi and hi <= 64));
-comment on table fanout.ranges is 'Shards lo (inclusive) to hi (exclusive) of a topic, published by one relay at a time. Ids are never used again.';
+comment on table fanout.ranges is 'Shards lo (inclusive) to hi (exclusive) of a topic, published by one relay at a time. Ids are never used again. The ranges of a topic are split and merged as relays come and go; together they always are shards 0 to 63.';
+comment on column fanout.ranges.predecessors is 'Ids of the ranges that were split or merged into this one.';
 
 create table fanout.leases (
   range_id   bigint primary key references fanout.ranges,
@@ -73,10 +75,11 @@ comment on column fanout.positions.new is 'Inside a large difference: its end. R
 comment on column fanout.positions.xid is 'The transaction that wrote the row; where it differs from xmin the row was dumped or replicated and its snapshots mean nothing here.';
 
 create table fanout.parked (
-  range_id     bigint not null references fanout.ranges,
+  range_id     bigint not null references fanout.ranges deferrable,
   id           bigint not null,
   reason       text,
-  event_id     uuid not null,
+  action       text check (action in ('Release', 'Drop')),
+  event_id     text not null,
   key          text,
   type         text not null,
   subject      text,
@@ -88,9 +91,12 @@ create table fanout.parked (
   parked_at    timestamptz not null default clock_timestamp(),
   primary key (range_id, id));
 create index on fanout.parked (range_id, key);
+create index on fanout.parked (range_id, key, id) where reason is not null and action is null;
+create index on fanout.parked (range_id) where action is not null;
 comment on table fanout.parked is 'Rows that could not be published as they are, and the later rows of their keys.';
 comment on column fanout.parked.id is 'id of the outbox row.';
 comment on column fanout.parked.reason is 'Why the row can not be published; null where it is only held behind an earlier row of its key.';
+comment on column fanout.parked.action is 'For people to set: Release publishes the row once more, Drop gives it up; then what is held behind it goes on. Null again where it still can not be published.';
 
 create table fanout.members (
   topic_id bigint not null references fanout.topics,
@@ -102,12 +108,12 @@ comment on table fanout.members is 'Relays that are up: each takes its share of 
 
 grant usage on schema fanout to :"relay_role";
 grant select on all tables in schema fanout to :"relay_role";
--- delete on topics, ranges and leases: only for a FanoutTopic with deletionPolicy Delete, when it is deleted.
+-- delete on topics: only for a FanoutTopic with deletionPolicy Delete, when it is deleted.
 grant insert, update (match), delete on fanout.topics to :"relay_role";
 grant insert, delete on fanout.ranges to :"relay_role";
 grant insert, update, delete on fanout.leases to :"relay_role";
 grant insert, delete on fanout.positions to :"relay_role";
-grant insert, delete on fanout.parked to :"relay_role";
+grant insert, update, delete on fanout.parked to :"relay_role";
 grant insert, update, delete on fanout.members to :"relay_role";
 
 commit;

@@ -1,5 +1,6 @@
 //! The Kafka cluster and topic records go to: reached, identified, and asked for its limits.
 
+use crate::kafka_error::explain;
 use crate::produce::Producer;
 use fanout_contract::kafka::{Kafka, KafkaCredentials, client_properties};
 use fanout_contract::reason::BrokerError;
@@ -56,13 +57,13 @@ impl Broker {
             tokio::time::timeout(REQUEST * 2, self.admin.describe_configs(&topic, &options));
         let mut resources = match answer.await {
             Ok(Ok(resources)) => resources,
-            Ok(Err(error)) => return Err(classify(error.rdkafka_error_code(), &self.topic)),
-            Err(_) => return Err(classify(None, &self.topic)),
+            Ok(Err(error)) => return Err(explain(error.rdkafka_error_code(), &self.topic)),
+            Err(_) => return Err(explain(None, &self.topic)),
         };
         let resource = match resources.pop() {
             Some(Ok(resource)) => resource,
-            Some(Err(code)) => return Err(classify(Some(code), &self.topic)),
-            None => return Err(classify(None, &self.topic)),
+            Some(Err(code)) => return Err(explain(Some(code), &self.topic)),
+            None => return Err(explain(None, &self.topic)),
         };
         resource
             .entries
@@ -90,7 +91,7 @@ impl Broker {
             Ok(()) => Ok(producer),
             Err(code) => {
                 producer.stop().await;
-                Err(classify(code, &self.topic))
+                Err(explain(code, &self.topic))
             }
         }
     }
@@ -221,7 +222,7 @@ fn look(
     let failed = |code: Option<RDKafkaErrorCode>| {
         // Serves the connection's errors, which wait in the queue.
         client.poll(Duration::from_millis(100));
-        classify(probe.error().or(code), topic)
+        explain(probe.error().or(code), topic)
     };
     // Asking for every topic creates none; the id comes with the answer.
     let asked = (question == Question::Topic).then_some(topic);
@@ -234,62 +235,12 @@ fn look(
         topics.find_map(rdkafka::metadata::MetadataTopic::error)
     });
     if let Some(code) = error {
-        return Err(classify(Some(code.into()), topic));
+        return Err(explain(Some(code.into()), topic));
     }
     client
         .client()
         .fetch_cluster_id(REQUEST)
         .ok_or_else(|| failed(None))
-}
-
-/// What an error code means; `None` is a timeout.
-pub fn classify(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
-    use RDKafkaErrorCode as Code;
-    match code {
-        Some(Code::Authentication | Code::SaslAuthenticationFailed) => failure(
-            BrokerError::AuthenticationFailed,
-            "the brokers refused user, password or mechanism of spec.broker.kafka.auth: correct the Secrets it refers to",
-        ),
-        Some(Code::SSL) => failure(
-            BrokerError::TlsFailed,
-            "the TLS handshake with the brokers failed: check caSecretRef, clientCertSecretRef and clientKeySecretRef of spec.broker.kafka.auth",
-        ),
-        Some(Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition) => {
-            failure(
-                BrokerError::TopicMissing,
-                format!("Kafka topic {topic} does not exist"),
-            )
-        }
-        Some(
-            Code::TopicAuthorizationFailed
-            | Code::ClusterAuthorizationFailed
-            | Code::TransactionalIdAuthorizationFailed,
-        ) => failure(
-            BrokerError::PermissionDenied,
-            format!(
-                "the principal of spec.broker.kafka.auth lacks a right on Kafka topic {topic}: grant it Describe, DescribeConfigs and Write"
-            ),
-        ),
-        None
-        | Some(
-            Code::BrokerTransportFailure
-            | Code::Resolve
-            | Code::AllBrokersDown
-            | Code::OperationTimedOut
-            | Code::MessageTimedOut
-            | Code::RequestTimedOut
-            | Code::TimedOutQueue
-            | Code::PurgeQueue
-            | Code::PurgeInflight,
-        ) => failure(
-            BrokerError::Unreachable,
-            "no broker answers: check spec.broker.kafka.bootstrapServers and the network",
-        ),
-        Some(code) => failure(
-            BrokerError::ProduceFailed,
-            format!("the brokers refuse records (librdkafka {code:?})"),
-        ),
-    }
 }
 
 /// A failure with a text for humans.
@@ -304,35 +255,5 @@ fn invalid() -> Failure {
     failure(
         BrokerError::TlsFailed,
         "spec.broker.kafka.auth: a certificate or key can't be used: correct the Secrets it refers to",
-    )
-}
-
-/// True where the record itself is at fault and would fail again.
-pub fn refuses_record(code: RDKafkaErrorCode) -> bool {
-    use RDKafkaErrorCode as Code;
-    matches!(
-        code,
-        Code::MessageSizeTooLarge
-            | Code::MessageBatchTooLarge
-            | Code::InvalidRecord
-            | Code::InvalidTimestamp
-            | Code::InvalidMessageSize
-            | Code::PolicyViolation
-    )
-}
-
-/// True where the code itself says what is wrong; false for those that only say that something took too long or was
-/// dragged along.
-pub fn is_specific(code: RDKafkaErrorCode) -> bool {
-    use RDKafkaErrorCode as Code;
-    !matches!(
-        code,
-        Code::MessageTimedOut
-            | Code::TimedOutQueue
-            | Code::OperationTimedOut
-            | Code::RequestTimedOut
-            | Code::PurgeQueue
-            | Code::PurgeInflight
-            | Code::Fatal
     )
 }

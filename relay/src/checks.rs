@@ -1,47 +1,25 @@
 //! What must be true of the database before anything is claimed. Each finding names the step that is missing.
 
-use crate::claim::Outbox;
-use crate::claim::row::{flag, parsed, text};
+mod columns;
+mod indexes;
+
+use crate::claim::row::{flag, parsed};
 use crate::source::{Failure, Source, classify, failure};
 use crate::sql::{ident, literal};
 use fanout_contract::reason::SourceError;
+use fanout_contract::relay::Claim;
 use sqlx::postgres::PgRow;
 
 /// Version of schema `fanout` this relay works with.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 
-/// Columns of the outbox and their types; `*` stands for any type that has a text form.
-const COLUMNS: [(&str, &[&str]); 12] = [
-    ("id", &["int8"]),
-    ("event_id", &["uuid"]),
-    ("key", &["*"]),
-    ("type", &["text", "varchar"]),
-    ("subject", &["text", "varchar"]),
-    ("content_type", &["text", "varchar"]),
-    ("headers", &["jsonb", "json"]),
-    ("traceparent", &["text", "varchar"]),
-    ("payload", &["bytea"]),
-    ("created_at", &["timestamptz"]),
-    ("xid", &["xid8"]),
-    ("shard", &["int2"]),
-];
-/// Columns that must not be NULL.
-const REQUIRED: [&str; 7] = [
-    "id",
-    "event_id",
-    "type",
-    "content_type",
-    "created_at",
-    "xid",
-    "shard",
-];
 /// Tables of schema `fanout` and what the relay does with them.
 const RIGHTS: [(&str, &str); 6] = [
     ("topics", "select,insert"),
-    ("ranges", "select,insert"),
-    ("leases", "select,insert,update"),
+    ("ranges", "select,insert,delete"),
+    ("leases", "select,insert,update,delete"),
     ("positions", "select,insert,delete"),
-    ("parked", "select,insert"),
+    ("parked", "select,insert,update,delete"),
     ("members", "select,insert,update,delete"),
 ];
 
@@ -50,11 +28,12 @@ pub async fn run(source: &Source) -> Result<(), Failure> {
     not_a_standby(source).await?;
     schema(source).await?;
     let oid = table(source).await?;
+    columns::check(source, &oid).await?;
     rights(source).await?;
-    columns(source, &oid).await?;
-    constraint(source, &oid).await?;
-    sequence(source, &oid).await?;
-    index(source, &oid).await
+    if source.outbox.claim == Claim::Snapshot {
+        constraint(source, &oid).await?;
+    }
+    indexes::check(source, &oid).await
 }
 
 async fn rows(source: &Source, sql: String) -> Result<Vec<PgRow>, Failure> {
@@ -97,7 +76,7 @@ async fn schema(source: &Source) -> Result<(), Failure> {
     })?;
     if found < SCHEMA_VERSION {
         return Err(outdated(format!(
-            "schema fanout in the database of spec.source.postgres.urlSecretRef is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql"
+            "schema fanout in the database of spec.source.postgres.urlSecretRef is at version {found}, this relay needs {SCHEMA_VERSION}: run the newer steps of manifests/sql/upgrade"
         )));
     }
     Ok(())
@@ -117,8 +96,9 @@ async fn table(source: &Source) -> Result<String, Failure> {
         return Err(failure(
             SourceError::TableMissing,
             format!(
-                "spec.source.postgres.table: {} does not exist: run manifests/sql/10-outbox.sql",
-                table.quoted()
+                "spec.source.postgres.table: {} does not exist: {}",
+                table.quoted(),
+                making(source.outbox.claim)
             ),
         ));
     };
@@ -128,8 +108,9 @@ async fn table(source: &Source) -> Result<String, Failure> {
         return Err(failure(
             SourceError::NotATable,
             format!(
-                "spec.source.postgres.table: {} is not a table: name the table that manifests/sql/10-outbox.sql makes",
-                table.quoted()
+                "spec.source.postgres.table: {} is not a table: name one, or {}",
+                table.quoted(),
+                making(source.outbox.claim)
             ),
         ));
     }
@@ -149,17 +130,52 @@ async fn rights(source: &Source) -> Result<(), Failure> {
                 .map(|right| (format!("fanout.{table}"), right)),
         );
     }
+    let table = source.outbox.table.quoted();
+    let updates: Vec<(String, &str)> = updated_columns(source)
+        .iter()
+        .map(|column| (table.clone(), *column))
+        .collect();
     let selected: Vec<String> = checks
         .iter()
         .map(|(table, right)| format!("has_table_privilege({}, '{right}')", literal(table)))
+        .chain(updates.iter().map(|(table, column)| {
+            format!(
+                "has_column_privilege({}, {}, 'update')",
+                literal(table),
+                literal(column)
+            )
+        }))
         .collect();
     let rows = rows(source, format!("select {}", selected.join(", "))).await?;
-    for (index, (table, right)) in checks.iter().enumerate() {
+    let rights = checks
+        .iter()
+        .map(|(table, right)| format!("{right} on {table}"));
+    let columns = updates
+        .iter()
+        .map(|(table, column)| format!("update ({column}) on {table}"));
+    for (index, right) in rights.chain(columns).enumerate() {
         if !first(&rows, |row| flag(row, index))? {
-            return Err(denied(&format!("{right} on {table}")));
+            return Err(denied(&right));
         }
     }
     Ok(())
+}
+
+/// What makes a table for `claim`.
+const fn making(claim: Claim) -> &'static str {
+    match claim {
+        Claim::Snapshot => "run manifests/sql/10-outbox.sql",
+        Claim::Lease => "run manifests/sql/outbox-lease.sql",
+        Claim::Delete => "create it",
+    }
+}
+
+/// Columns of the outbox that the relay changes.
+fn updated_columns(source: &Source) -> &'static [&'static str] {
+    match source.outbox.claim {
+        Claim::Lease => &["status", "lease_expires", "attempts"],
+        Claim::Snapshot | Claim::Delete => &[],
+    }
 }
 
 fn denied(right: &str) -> Failure {
@@ -169,94 +185,6 @@ fn denied(right: &str) -> Failure {
             "the role of spec.source.postgres.urlSecretRef needs {right}: run the grants of manifests/sql"
         ),
     )
-}
-
-async fn columns(source: &Source, oid: &str) -> Result<(), Failure> {
-    let sql = format!(
-        "select a.attname, t.typname, a.attnotnull, a.attgenerated = 's', coalesce(pg_get_expr(d.adbin, d.adrelid), '') \
-         from pg_attribute a join pg_type t on t.oid = a.atttypid \
-         left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum \
-         where a.attrelid = {oid} and a.attnum > 0 and not a.attisdropped"
-    );
-    let rows = rows(source, sql).await?;
-    let columns: Vec<Column> = rows
-        .iter()
-        .map(Column::read)
-        .collect::<Result<_, _>>()
-        .map_err(|error| classify(&error))?;
-    judge_columns(&source.outbox, &columns).map_err(|message| {
-        let message =
-            format!("spec.source.postgres.table: {message}; see manifests/sql/10-outbox.sql");
-        failure(SourceError::ColumnInvalid, message)
-    })
-}
-
-#[derive(Clone, Debug)]
-struct Column {
-    name: String,
-    r#type: String,
-    required: bool,
-    generated: bool,
-    expression: String,
-}
-
-impl Column {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            name: parsed(row, 0)?,
-            r#type: parsed(row, 1)?,
-            required: flag(row, 2)?,
-            generated: flag(row, 3)?,
-            expression: parsed(row, 4)?,
-        })
-    }
-}
-
-fn judge_columns(outbox: &Outbox, columns: &[Column]) -> Result<(), String> {
-    let table = outbox.table.quoted();
-    let find = |name: &str| {
-        columns
-            .iter()
-            .find(|column| column.name == name)
-            .ok_or_else(|| format!("column {} of {table} is missing", ident(name)))
-    };
-    for (name, types) in COLUMNS {
-        let column = find(name)?;
-        if types != ["*"] && !types.contains(&column.r#type.as_str()) {
-            return Err(format!(
-                "column {} of {table} has type {}, not {}",
-                ident(name),
-                column.r#type,
-                types.join(" or ")
-            ));
-        }
-        if REQUIRED.contains(&name) && !column.required {
-            return Err(format!(
-                "column {} of {table} must be not null",
-                ident(name)
-            ));
-        }
-    }
-    for matched in &outbox.matches {
-        find(&matched.column)?;
-    }
-    if !find("xid")?.expression.contains("pg_current_xact_id()") {
-        return Err(format!(
-            "column \"xid\" of {table} must default to pg_current_xact_id()"
-        ));
-    }
-    let shard = find("shard")?;
-    let expression = shard.expression.to_lowercase();
-    if !shard.generated
-        || !["hashtext", "coalesce", "63"]
-            .iter()
-            .all(|part| expression.contains(part))
-    {
-        return Err(format!(
-            "column \"shard\" of {table} must be generated as in manifests/sql/10-outbox.sql: a row without a key needs a shard too"
-        ));
-    }
-    Ok(())
 }
 
 async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
@@ -281,122 +209,9 @@ async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
     ))
 }
 
-async fn sequence(source: &Source, oid: &str) -> Result<(), Failure> {
-    let table = source.outbox.table.quoted();
-    let sql = format!(
-        "select s.seqcache from pg_sequence s \
-         where s.seqrelid = pg_get_serial_sequence({}, 'id')::regclass",
-        literal(&table)
-    );
-    let rows = rows(source, sql).await?;
-    let cache = rows.first().map(|row| parsed::<i64>(row, 0)).transpose();
-    match cache.map_err(|error| classify(&error))? {
-        Some(1) => Ok(()),
-        Some(cache) => Err(failure(
-            SourceError::SequenceCached,
-            format!(
-                "spec.source.postgres.table: the sequence of column \"id\" of {table} caches {cache} values, so ids are not in order: alter table {table} alter column id set cache 1"
-            ),
-        )),
-        None => Err(failure(
-            SourceError::ColumnInvalid,
-            format!(
-                "spec.source.postgres.table: column \"id\" of {table} (oid {oid}) must be an identity column; see manifests/sql/10-outbox.sql"
-            ),
-        )),
-    }
-}
-
-async fn index(source: &Source, oid: &str) -> Result<(), Failure> {
-    let sql = format!(
-        "select i.indisvalid and i.indisready, i.indpred is null, am.amname, \
-         array_to_string(array(select a.attname from unnest(i.indkey) with ordinality k(attnum, n) \
-         left join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum order by k.n), chr(1), chr(2)) \
-         from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am am on am.oid = c.relam where i.indrelid = {oid}"
-    );
-    let rows = rows(source, sql).await?;
-    let indexes: Vec<Index> = rows
-        .iter()
-        .map(Index::read)
-        .collect::<Result<_, _>>()
-        .map_err(|error| classify(&error))?;
-    judge_indexes(&source.outbox, &indexes).map_err(|message| {
-        let message = format!("spec.source.postgres.table: {message}");
-        failure(SourceError::IndexMissing, message)
-    })
-}
-
-#[derive(Clone, Debug)]
-struct Index {
-    valid: bool,
-    whole: bool,
-    method: String,
-    columns: Vec<String>,
-}
-
-impl Index {
-    fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
-        let columns = text(row, 3)?.unwrap_or_default();
-        Ok(Self {
-            valid: flag(row, 0)?,
-            whole: flag(row, 1)?,
-            method: parsed(row, 2)?,
-            columns: columns.split('\u{1}').map(str::to_owned).collect(),
-        })
-    }
-
-    /// The match columns in any order, then `xid`, then `shard`; more may follow.
-    fn serves(&self, outbox: &Outbox) -> bool {
-        let count = outbox.matches.len();
-        let mut wanted: Vec<&str> = outbox.matches.iter().map(|m| m.column.as_str()).collect();
-        wanted.sort_unstable();
-        let Some(mut leading) = self
-            .columns
-            .get(..count)
-            .map(|columns| columns.iter().map(String::as_str).collect::<Vec<_>>())
-        else {
-            return false;
-        };
-        leading.sort_unstable();
-        let following: Vec<&str> = self
-            .columns
-            .iter()
-            .skip(count)
-            .map(String::as_str)
-            .collect();
-        self.whole
-            && self.method == "btree"
-            && leading == wanted
-            && following.starts_with(&["xid", "shard"])
-    }
-}
-
-fn judge_indexes(outbox: &Outbox, indexes: &[Index]) -> Result<(), String> {
-    let mut serving = indexes
-        .iter()
-        .filter(|index| index.serves(outbox))
-        .peekable();
-    let table = outbox.table.quoted();
-    let mut columns: Vec<String> = outbox.matches.iter().map(|m| ident(&m.column)).collect();
-    columns.extend(["xid".to_owned(), "shard".to_owned()]);
-    let columns = columns.join(", ");
-    let found = serving.peek().is_some();
-    if serving.any(|index| index.valid) {
-        return Ok(());
-    }
-    Err(if found {
-        format!("the index of {table} on ({columns}) is invalid: reindex it")
-    } else {
-        format!("{table} has no index for this topic: create index on {table} ({columns})")
-    })
-}
-
 fn first<T>(rows: &[PgRow], read: impl Fn(&PgRow) -> Result<T, sqlx::Error>) -> Result<T, Failure> {
     rows.first()
         .ok_or(sqlx::Error::RowNotFound)
         .and_then(read)
         .map_err(|error| classify(&error))
 }
-
-#[cfg(test)]
-mod tests;

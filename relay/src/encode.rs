@@ -3,6 +3,7 @@
 use crate::claim::row::Row;
 use fanout_contract::envelope::{ATTRIBUTE_PREFIX, CONTENT_TYPE, SPEC_VERSION, header};
 use fanout_contract::envelope::{SEQUENCE, TRACEPARENT, sequence};
+use fanout_contract::relay::{Format, NullPayload, RelayConfig};
 use serde_json::{Map, Value};
 
 /// Why a row can never be produced as it is. The names are stored and reported.
@@ -44,33 +45,58 @@ const RESERVED: [&str; 8] = [
     SEQUENCE,
     TRACEPARENT,
 ];
+/// The one header of a record of Debezium's outbox event router.
+const DEBEZIUM_ID: &str = "id";
 /// Bytes of a record batch before its first record (magic 2).
 const BATCH_OVERHEAD: usize = 61;
+
+/// How the rows of one topic become records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Encoding {
+    /// Attribute `source`.
+    source: String,
+    format: Format,
+    null_payload: NullPayload,
+}
+
+impl Encoding {
+    /// What the configuration of a FanoutTopic says.
+    pub fn new(config: &RelayConfig) -> Self {
+        Self {
+            source: format!("/{}/{}", config.namespace, config.name),
+            format: config.format,
+            null_payload: config.null_payload,
+        }
+    }
+}
 
 /// Turns rows of one topic into records.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    /// Attribute `source`.
-    source: String,
+    encoding: Encoding,
     /// Largest record batch the topic takes, bytes, before compression.
     max_message_bytes: usize,
 }
 
 impl Encoder {
-    /// Encoder for the FanoutTopic `namespace`/`name` and a Kafka topic that takes `max_message_bytes`.
-    pub fn new(namespace: &str, name: &str, max_message_bytes: usize) -> Self {
+    /// Encoder for a Kafka topic that takes `max_message_bytes`.
+    pub const fn new(encoding: Encoding, max_message_bytes: usize) -> Self {
         Self {
-            source: format!("/{namespace}/{name}"),
+            encoding,
             max_message_bytes,
         }
+    }
+
+    /// The record's value in hex; `None` for none.
+    pub fn value<'a>(&self, row: &Row<'a>) -> Option<&'a str> {
+        let empty = self.encoding.format == Format::CloudEvents
+            && self.encoding.null_payload == NullPayload::Empty;
+        row.payload.or_else(|| empty.then_some(""))
     }
 
     /// Says whether `row` can be produced, before anything is handed to the producer: one oversize record fails the batch
     /// it shares with others, and later batches land before it.
     pub fn check(&self, row: &Row<'_>) -> Result<(), Unencodable> {
-        if row.r#type.is_empty() {
-            return Err(Unencodable::TypeEmpty);
-        }
         let mut count: usize = 0;
         let mut bytes = 0;
         self.each_header(row, |name, value| {
@@ -79,7 +105,7 @@ impl Encoder {
         })?;
         let body = 3 // attributes, and the two deltas, which are 0 in a batch of one
             + row.key.map_or(1, |key| field(key.len()))
-            + row.payload.map_or(1, |hex| field(hex.len() / 2))
+            + self.value(row).map_or(1, |hex| field(hex.len() / 2))
             + varint(count)
             + bytes;
         if BATCH_OVERHEAD + field(body) > self.max_message_bytes {
@@ -94,16 +120,35 @@ impl Encoder {
         row: &Row<'_>,
         mut each: impl FnMut(&str, &str),
     ) -> Result<(), Unencodable> {
+        match self.encoding.format {
+            Format::CloudEvents => self.each_cloud_event_header(row, each),
+            Format::Debezium => {
+                each(DEBEZIUM_ID, row.event_id);
+                Ok(())
+            }
+        }
+    }
+
+    fn each_cloud_event_header(
+        &self,
+        row: &Row<'_>,
+        mut each: impl FnMut(&str, &str),
+    ) -> Result<(), Unencodable> {
+        if row.r#type.is_empty() {
+            return Err(Unencodable::TypeEmpty);
+        }
         let time = rfc3339(row.created_at).ok_or(Unencodable::TimeInvalid)?;
         each(header::SPEC_VERSION, SPEC_VERSION);
         each(header::ID, row.event_id);
-        each(header::SOURCE, &self.source);
+        each(header::SOURCE, &self.encoding.source);
         each(header::TYPE, row.r#type);
         each(header::TIME, &time);
         if let Some(subject) = row.subject.filter(|text| !text.is_empty()) {
             each(header::SUBJECT, subject);
         }
-        each(header::SEQUENCE, &sequence(row.id));
+        if row.identity.is_none() {
+            each(header::SEQUENCE, &sequence(row.id));
+        }
         if let Some(traceparent) = row.traceparent.filter(|text| !text.is_empty()) {
             each(header::TRACEPARENT, traceparent);
         }
@@ -184,4 +229,4 @@ const fn varint(value: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,15 +1,20 @@
 //! Owns ranges under one configuration: connects, checks, shares ranges with other relays, renews leases.
 
+mod layout;
+
+use self::layout::{Merging, SETTLED};
 use crate::broker::Broker;
 use crate::claim::Shards;
-use crate::lease::{self, LEASE, Member, RENEWAL, View};
+use crate::encode::Encoding;
+use crate::lease::{self, Acquired, LEASE, Member, RENEWAL, View};
 use crate::measure::Measure;
 use crate::position::{Fence, History};
-use crate::ranges::decide;
+use crate::ranges::{Situation, decide};
+use crate::rearrange::Plan;
 use crate::source::{Failure, Source, failure};
 use crate::stats::{Gauges, Stats};
 use crate::worker::{Assignment, Ended, Shared, Worker};
-use crate::{checks, forget, recheck, retention};
+use crate::{adopt, checks, forget, recheck, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
@@ -79,10 +84,9 @@ pub async fn run(setting: Setting<'_>, stop: CancellationToken) -> anyhow::Resul
 /// Reaches both sides, so that both are reported; `None` when one can't be used.
 async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
     let Setting { config, stats, .. } = setting;
-    let SourceConfig::Postgres(postgres) = &config.config.source;
     let BrokerConfig::Kafka(kafka) = &config.config.broker;
     let source = async {
-        let source = Source::connect(postgres, &config.files).await?;
+        let source = Source::connect(&config.config, &config.files).await?;
         match checks::run(&source).await {
             Ok(()) => Ok(source),
             Err(failure) => {
@@ -92,6 +96,9 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
         }
     };
     let (source, broker) = tokio::join!(source, Broker::connect(kafka, &config.files));
+    if let Ok(source) = &source {
+        stats.ordered(source.outbox.columns.ordered());
+    }
     stats.source(source.as_ref().map(drop).map_err(Clone::clone));
     stats.broker(broker.as_ref().map(drop).map_err(Clone::clone));
     match (source, broker) {
@@ -115,7 +122,7 @@ async fn serve(
     let registered = async {
         let topic =
             lease::register(source, &broker.cluster, &broker.topic, postgres.start_from).await?;
-        lease::check_history(source, topic).await?;
+        adopt::check_history(source, topic, config.config.accept_source.as_deref()).await?;
         Ok(topic)
     };
     let topic = match registered.await {
@@ -150,15 +157,19 @@ async fn serve(
         shared: Shared {
             source: source.clone(),
             broker,
-            namespace: config.config.namespace.clone(),
-            name: config.config.name.clone(),
+            encoding: Encoding::new(&config.config),
             suspended: config.config.suspend,
+            on_parked: config.config.on_parked,
             stats: stats.clone(),
         },
         history: None,
         workers: JoinSet::new(),
         owned: HashMap::new(),
         cooling: HashMap::new(),
+        merging: HashMap::new(),
+        resting: HashMap::new(),
+        relays: (0, Duration::ZERO),
+        leaving: false,
         renewed: Duration::ZERO,
         rechecked,
     };
@@ -178,6 +189,17 @@ struct Owned {
     fence: Fence,
     deadline: Arc<Deadline>,
     stop: CancellationToken,
+    /// What becomes of the range once its worker has finished; `None`: it is given back.
+    next: Option<Next>,
+}
+
+/// What becomes of a range whose worker has finished.
+#[derive(Debug)]
+enum Next {
+    /// It is replaced.
+    Split(Plan),
+    /// It is replaced together with its neighbours; the number is that of the first of them.
+    Merge(i64),
 }
 
 #[derive(Debug)]
@@ -186,10 +208,18 @@ struct Engine {
     shared: Shared,
     /// History of the server, as first seen.
     history: Option<History>,
-    workers: JoinSet<(i64, Ended)>,
+    workers: JoinSet<(Ended, Assignment)>,
     owned: HashMap<i64, Owned>,
     /// Ranges left to others, until when.
     cooling: HashMap<i64, Duration>,
+    /// Ranges on their way to one, by the first of them.
+    merging: HashMap<i64, Merging>,
+    /// Ranges that are not split or merged, until when.
+    resting: HashMap<i64, Duration>,
+    /// How many relays there are, and since when.
+    relays: (usize, Duration),
+    /// Ranges are only given back any more.
+    leaving: bool,
     /// When leases were last renewed.
     renewed: Duration,
     /// What is not true of the database any more.
@@ -241,7 +271,7 @@ impl Engine {
         if *self.history.get_or_insert_with(|| view.history.clone()) != view.history {
             return Err(failure(
                 SourceError::SourceUnreachable,
-                "the database failed over: resuming from the stored position",
+                "the database failed over or crashed: resuming from the stored position",
             ));
         }
         self.cooling.retain(|_, until| *until > now);
@@ -252,21 +282,33 @@ impl Engine {
             .chain(self.cooling.keys())
             .copied()
             .collect();
-        let decision = decide(&view, &busy);
-        for id in decision.release {
-            if let Some(owned) = self.owned.get(&id)
+        let relays = view.members.len();
+        if self.relays.0 != relays {
+            self.relays = (relays, now);
+        }
+        let decision = decide(Situation {
+            view: &view,
+            me: &self.member.owner,
+            working: &busy,
+            // What is suspended must not move, and ranges that merge do.
+            settled: now.saturating_sub(self.relays.1) >= SETTLED && !self.shared.suspended,
+        });
+        for id in &decision.release {
+            if let Some(owned) = self.owned.get(id)
+                && owned.next.is_none()
                 && !owned.stop.is_cancelled()
             {
                 tracing::info!(range = id, "giving a range to another relay");
                 owned.stop.cancel();
             }
         }
-        for id in decision.acquire {
-            let range = view.ranges.iter().find(|range| range.id == id);
+        for id in &decision.acquire {
+            let range = view.ranges.iter().find(|range| range.id == *id);
             if let Some(range) = range {
                 self.acquire(range.id, range.shards).await?;
             }
         }
+        self.begin_rearranging(&decision).await?;
         Ok(decision.hungry)
     }
 
@@ -274,7 +316,9 @@ impl Engine {
     fn renew(&self, view: &View, asked: Duration) {
         for (id, owned) in &self.owned {
             let renewed = view.ranges.iter().any(|range| {
-                range.id == *id && range.mine && range.held && range.term == owned.fence.term
+                range.id == *id
+                    && range.term == owned.fence.term
+                    && range.holder.as_ref() == Some(&owned.fence.owner)
             });
             owned.deadline.set(if renewed {
                 asked + LEASE
@@ -289,35 +333,63 @@ impl Engine {
             return Ok(());
         };
         tracing::info!(range = id, term = acquired.fence.term, "took a range");
-        let deadline = Arc::new(Deadline::new(acquired.ends));
-        let stop = CancellationToken::new();
-        self.owned.insert(
-            id,
-            Owned {
-                fence: acquired.fence.clone(),
-                deadline: deadline.clone(),
-                stop: stop.clone(),
-            },
-        );
-        let assignment = Assignment {
-            shards,
-            fence: acquired.fence,
-            position: acquired.position,
-            history: acquired.history,
-            deadline,
-        };
-        let worker = Worker::new(self.shared.clone(), assignment);
-        self.workers
-            .spawn(async move { (id, worker.run(stop).await) });
+        self.start(shards, acquired);
         Ok(())
     }
 
-    /// A worker ended: its range is given back.
+    /// Begins to work on a range whose lease was just taken.
+    fn start(&mut self, shards: Shards, acquired: Acquired) {
+        let assignment = Assignment {
+            shards,
+            fence: acquired.fence,
+            seq: 0,
+            position: acquired.position,
+            history: acquired.history,
+            deadline: Arc::new(Deadline::new(acquired.ends)),
+            goal: None,
+        };
+        self.spawn(assignment, None);
+    }
+
+    /// Works on a range; `next` is what becomes of it afterwards.
+    fn spawn(&mut self, assignment: Assignment, next: Option<Next>) {
+        let stop = CancellationToken::new();
+        self.owned.insert(
+            assignment.fence.range,
+            Owned {
+                fence: assignment.fence.clone(),
+                deadline: assignment.deadline.clone(),
+                stop: stop.clone(),
+                next,
+            },
+        );
+        let mut worker = Worker::new(self.shared.clone(), assignment);
+        self.workers
+            .spawn(async move { (worker.run(stop).await, worker.into_assignment()) });
+    }
+
+    /// A worker ended: its range is given back, or takes part in a split or a merge.
     async fn ended(
         &mut self,
-        ended: Result<(i64, Ended), JoinError>,
+        ended: Result<(Ended, Assignment), JoinError>,
     ) -> anyhow::Result<Result<(), Failure>> {
-        let (id, ended) = ended.context("a worker panicked")?;
+        let (ended, drained) = ended.context("a worker panicked")?;
+        let id = drained.fence.range;
+        let next = self.owned.get_mut(&id).and_then(|owned| owned.next.take());
+        match (&ended, next) {
+            (Ended::Stopped, Some(Next::Split(plan))) if !self.leaving => {
+                return Ok(self.split(drained, plan).await);
+            }
+            (Ended::Stopped, Some(Next::Merge(key))) if !self.leaving => {
+                return Ok(self.merge(key, drained).await);
+            }
+            (_, Some(Next::Merge(key))) => {
+                if let Err(failure) = self.cancel_merge(key).await {
+                    return Ok(Err(failure));
+                }
+            }
+            _ => {}
+        }
         if let Ended::Broker(_) = ended {
             // What waits there stays known.
             self.cooling.insert(id, clock::now() + COOLING);
@@ -341,10 +413,17 @@ impl Engine {
 
     /// Lets every worker finish, gives the leases back, and leaves.
     async fn drain(&mut self) -> anyhow::Result<()> {
+        self.leaving = true;
         for owned in self.owned.values() {
             owned.stop.cancel();
         }
+        let merging: Vec<i64> = self.merging.keys().copied().collect();
         let finished = tokio::time::timeout(DRAIN, async {
+            for key in merging {
+                if let Err(failure) = self.cancel_merge(key).await {
+                    tracing::debug!(class = ?failure.class, "a lease could not be given back");
+                }
+            }
             while let Some(ended) = self.workers.join_next().await {
                 if let Err(failure) = self.ended(ended).await? {
                     tracing::debug!(class = ?failure.class, "a lease could not be given back");

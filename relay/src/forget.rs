@@ -9,7 +9,7 @@ use crate::engine::{Setting, Stopped};
 use crate::source::{Failure, Source, classify};
 use crate::sql::literal;
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{Broker as BrokerConfig, Source as SourceConfig};
+use fanout_contract::relay::Broker as BrokerConfig;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -38,9 +38,8 @@ pub async fn run(setting: Setting<'_>, stop: CancellationToken) -> Stopped {
 /// `None` when it failed; `/status` says why.
 async fn forget(setting: Setting<'_>) -> Option<()> {
     let Setting { config, stats, .. } = setting;
-    let SourceConfig::Postgres(postgres) = &config.config.source;
     let BrokerConfig::Kafka(kafka) = &config.config.broker;
-    let source = Source::connect(postgres, &config.files).await;
+    let source = Source::connect(&config.config, &config.files).await;
     if matches!(&source, Err(failure) if failure.class == SourceError::DatabaseMissing) {
         // The positions went with the database.
         return Some(());
@@ -95,6 +94,12 @@ async fn delete_rows(source: &Source, cluster: &str, topic: &str) -> Result<bool
     );
     let ranges = format!("(select id from fanout.ranges where topic_id in {topic})");
     let mut transaction = source.begin().await?;
+    // Ranges that are being split or merged are waited for, and none is after it.
+    transaction
+        .query(format!(
+            "select from fanout.topics where id in {topic} for update"
+        ))
+        .await?;
     // Locked, so that nobody takes a lease before the commit; afterwards there is none to take.
     let leases = transaction
         .query(format!(

@@ -1,10 +1,11 @@
 //! Which relay publishes which range: leases with a term that fences, and the members that share the ranges.
 
 use crate::claim::Shards;
-use crate::claim::row::{flag, parsed};
-use crate::position::{self, Fence, HISTORY, History, Position, Stored};
+use crate::claim::row::{parsed, text};
+use crate::position::{self, Fence, History, Position, Stored, history};
 use crate::source::{Failure, Source, classify, failure};
 use crate::sql::literal;
+use fanout_contract::names::ACCEPT_SOURCE_ANNOTATION;
 use fanout_contract::reason::SourceError;
 use fanout_contract::relay::RelayStart;
 use fanout_runtime::clock;
@@ -30,7 +31,7 @@ pub struct Member {
 }
 
 /// A range and its lease, as the database saw them at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RangeView {
     /// Id of the range.
     pub id: i64,
@@ -38,17 +39,15 @@ pub struct RangeView {
     pub shards: Shards,
     /// Term of the lease.
     pub term: i64,
-    /// The lease has not expired.
-    pub held: bool,
-    /// The lease names this member.
-    pub mine: bool,
+    /// Whom the lease names; `None` once it has expired.
+    pub holder: Option<String>,
 }
 
 /// What one look at the leases saw.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Live members, this one included.
-    pub members: usize,
+    /// Owner names of the live members, this one included.
+    pub members: Vec<String>,
     /// Every range of the topic, by first shard.
     pub ranges: Vec<RangeView>,
     /// History of the server that answered.
@@ -88,19 +87,21 @@ pub async fn register(
         RelayStart::Earliest => "'1:1:'::pg_snapshot",
         RelayStart::Latest => "pg_current_snapshot()",
     };
-    // Several statements in one message are one transaction; the last one sees what a relay that was quicker made.
+    // Several statements in one message are one transaction; each sees what a relay that was quicker made, because the
+    // first waits for it: also where nothing is to be updated, it locks the topic's row.
     let rows = source
         .query(format!(
             "insert into fanout.topics (cluster_id, topic, source_table, match) values ({cluster}, {topic}, {table}, {matches}::jsonb) \
              on conflict (cluster_id, topic) do update set match = excluded.match \
              where topics.source_table = excluded.source_table and topics.match is distinct from excluded.match; \
              with r as (insert into fanout.ranges (topic_id, lo, hi) \
-             select id, v.lo, v.hi from fanout.topics, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
-             on conflict (topic_id, lo) do nothing returning id), \
+             select t.id, v.lo, v.hi from fanout.topics t, (values {FIRST_RANGES}) v(lo, hi) where cluster_id = {cluster} and topic = {topic} \
+             and not exists (select from fanout.ranges where topic_id = t.id) returning id), \
              l as (insert into fanout.leases (range_id) select id from r) \
              insert into fanout.positions (range_id, term, seq, old, system_identifier, timeline) \
-             select r.id, 0, 0, {start}, h.* from r, (select {HISTORY}) h; \
-             select id from fanout.topics where cluster_id = {cluster} and topic = {topic}"
+             select r.id, 0, 0, {start}, h.system_identifier, h.timeline from r, {}; \
+             select id from fanout.topics where cluster_id = {cluster} and topic = {topic}",
+            history()
         ))
         .await?;
     let row = rows.last().ok_or_else(unexpected)?;
@@ -113,13 +114,14 @@ pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
     let latest = position::latest("r.id");
     let rows = source
         .query(format!(
-            "select {HISTORY}, t.source_table, p.* from fanout.topics t join fanout.ranges r on r.topic_id = t.id \
-             left join lateral ({latest}) p on true where t.id = {topic}"
+            "select h.*, t.source_table, p.* from {} join fanout.topics t on true join fanout.ranges r on r.topic_id = t.id \
+             left join lateral ({latest}) p on true where t.id = {topic}",
+            history()
         ))
         .await?;
     for row in &rows {
         let here = History::decode(row, 0).map_err(|error| classify(&error))?;
-        let table: String = parsed(row, 2).map_err(|error| classify(&error))?;
+        let table: String = parsed(row, History::COLUMNS).map_err(|error| classify(&error))?;
         if table != source.outbox.table.quoted() {
             return Err(failure(
                 SourceError::SourceChanged,
@@ -129,17 +131,17 @@ pub async fn check_history(source: &Source, topic: i64) -> Result<(), Failure> {
                 ),
             ));
         }
-        let stored = Stored::decode(row, 3).map_err(|_| no_position())?;
+        let stored = Stored::decode(row, History::COLUMNS + 1).map_err(|_| no_position(&here))?;
         belongs(&stored, &here)?;
     }
     Ok(())
 }
 
-fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
+pub(crate) fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     if stored.belongs_to(here) {
         return Ok(());
     }
-    let there = stored.history.system_identifier;
+    let there = stored.system_identifier;
     let message = if there == here.system_identifier {
         "the positions in fanout.positions were copied here from another database of this server"
             .to_owned()
@@ -151,14 +153,28 @@ fn belongs(stored: &Stored, here: &History) -> Result<(), Failure> {
     };
     Err(failure(
         SourceError::SourceChanged,
-        format!("{message}: they say nothing about the rows here, and nothing is published"),
+        format!(
+            "{message}: they say nothing about the rows here, and nothing is published; {}",
+            to_accept(here)
+        ),
     ))
 }
 
-fn no_position() -> Failure {
+pub(crate) fn no_position(here: &History) -> Failure {
     failure(
         SourceError::SourceChanged,
-        "fanout.positions has no row for a range of this topic: what was published is not known",
+        format!(
+            "fanout.positions has no row for a range of this topic: what was published is not known; {}",
+            to_accept(here)
+        ),
+    )
+}
+
+/// The step that releases a topic, see [`crate::adopt`].
+fn to_accept(here: &History) -> String {
+    format!(
+        "if it is meant to be this database, annotate the FanoutTopic with {ACCEPT_SOURCE_ANNOTATION}: \"{}\"",
+        here.system_identifier
     )
 }
 
@@ -183,27 +199,27 @@ pub async fn look(source: &Source, member: &Member, renew: &[Fence]) -> Result<V
     statements.extend(renew.iter().map(Fence::holds).map(|holds| {
         format!("update fanout.leases set expires_at = clock_timestamp() + {lease} where {holds}")
     }));
-    statements.push(observation(*topic, &owner));
+    statements.push(observation(*topic));
     decode_view(&source.query(statements.join("; ")).await?)
 }
 
 /// Looks at members and leases without writing.
 pub async fn observe(source: &Source, member: &Member) -> Result<View, Failure> {
-    let sql = observation(member.topic, &literal(&member.owner));
-    decode_view(&source.query(sql).await?)
+    decode_view(&source.query(observation(member.topic)).await?)
 }
 
-fn observation(topic: i64, owner: &str) -> String {
+fn observation(topic: i64) -> String {
     format!(
-        "select {HISTORY}, (select count(*) from fanout.members where topic_id = {topic} \
+        "select h.*, (select json_agg(owner) from fanout.members where topic_id = {topic} \
          and seen_at > clock_timestamp() - {}), \
-         r.id, r.lo, r.hi, l.term, l.expires_at > clock_timestamp(), l.owner is not distinct from {owner} \
-         from fanout.ranges r join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
-        lease_interval()
+         r.id, r.lo, r.hi, l.term, case when l.expires_at > clock_timestamp() then l.owner end \
+         from {} join fanout.ranges r on true join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
+        lease_interval(),
+        history()
     )
 }
 
-fn lease_interval() -> String {
+pub(crate) fn lease_interval() -> String {
     format!("interval '{} s'", LEASE.as_secs())
 }
 
@@ -212,19 +228,20 @@ fn decode_view(rows: &[PgRow]) -> Result<View, Failure> {
     let decode = || -> Result<View, sqlx::Error> {
         let range = |row: &PgRow| {
             Ok(RangeView {
-                id: parsed(row, 3)?,
+                id: parsed(row, 4)?,
                 shards: Shards {
-                    lo: parsed(row, 4)?,
-                    hi: parsed(row, 5)?,
+                    lo: parsed(row, 5)?,
+                    hi: parsed(row, 6)?,
                 },
-                term: parsed(row, 6)?,
-                held: flag(row, 7)?,
-                mine: flag(row, 8)?,
+                term: parsed(row, 7)?,
+                holder: text(row, 8)?.map(str::to_owned),
             })
         };
         Ok(View {
             history: History::decode(first, 0)?,
-            members: parsed(first, 2)?,
+            members: text(first, History::COLUMNS)?
+                .map_or_else(|| Ok(Vec::new()), serde_json::from_str)
+                .map_err(|error| sqlx::Error::Decode(error.into()))?,
             ranges: rows.iter().map(range).collect::<Result<_, sqlx::Error>>()?,
         })
     };
@@ -259,11 +276,14 @@ pub async fn acquire(
     };
     let latest = position::latest(&range.to_string());
     let rows = transaction
-        .query(format!("select {HISTORY}, p.* from ({latest}) p"))
+        .query(format!(
+            "select h.*, p.* from {} left join ({latest}) p on true",
+            history()
+        ))
         .await?;
-    let row = rows.first().ok_or_else(no_position)?;
+    let row = rows.first().ok_or_else(unexpected)?;
     let history = History::decode(row, 0).map_err(|error| classify(&error))?;
-    let stored = Stored::decode(row, 2).map_err(|error| classify(&error))?;
+    let stored = Stored::decode(row, History::COLUMNS).map_err(|_| no_position(&history))?;
     belongs(&stored, &history)?;
     transaction
         .query(position::append(&fence, 0, &stored.position, &history))

@@ -2,9 +2,11 @@
 //!
 //! [`run`] wires the process; [`engine`] owns ranges under one configuration; a [`worker`] publishes one range: it reads
 //! the difference of two snapshots ([`claim`]), encodes ([`encode`]), produces ([`produce`]), parks what can't be produced
-//! ([`park`]) and stores how far it came ([`position`]) under its lease ([`lease`], shared out by [`ranges`]), until all of that
-//! is to be deleted ([`forget`]).
+//! ([`park`]) and stores how far it came ([`position`]) under its lease ([`lease`], shared out by [`ranges`], split and
+//! merged by [`rearrange`]), also in a database that was accepted for another ([`adopt`]), until all of that is to be
+//! deleted ([`forget`]).
 
+pub mod adopt;
 pub mod args;
 pub mod broker;
 pub mod checks;
@@ -12,12 +14,14 @@ pub mod claim;
 pub mod encode;
 pub mod engine;
 pub mod forget;
+pub mod kafka_error;
 pub mod lease;
 pub mod measure;
 pub mod park;
 pub mod position;
 pub mod produce;
 pub mod ranges;
+pub mod rearrange;
 pub mod recheck;
 pub mod retention;
 pub mod source;

@@ -1,10 +1,10 @@
 //! Measures what is waiting, beside the publishing.
 
 use crate::claim::row::{parsed, text};
-use crate::claim::snapshot;
 use crate::source::{Failure, SCAN_TIMEOUT, Source, classify};
 use crate::stats::{Gauges, Stats};
 use fanout_contract::relay::{LongTransaction, PENDING_CAP, Parked, Pending};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
@@ -74,7 +74,8 @@ impl Measure {
     pub async fn once(&mut self) -> Result<(), Failure> {
         self.stats
             .rate(self.rate.next(self.stats.published_total(), Instant::now()));
-        let parked = parked(&self.source, self.topic).await?;
+        let (parked, release) = parked(&self.source, self.topic).await?;
+        self.stats.ask_release(release);
         let long = self.long_transaction().await?;
         let pending = self.pending().await?;
         self.gauges.parked_rows.set(parked.rows);
@@ -97,8 +98,8 @@ impl Measure {
         };
         let mut age: f64 = 0.0;
         for range in ranges {
-            let due = range.position.due();
-            let sql = snapshot::pending(&self.source.outbox, range.shards, due, PENDING_CAP);
+            let outbox = &self.source.outbox;
+            let sql = outbox.pending(range.shards, &range.position, PENDING_CAP);
             let rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
             let row = rows
                 .first()
@@ -154,14 +155,15 @@ impl Measure {
     }
 }
 
-/// Rows set aside, over the whole topic.
-async fn parked(source: &Source, topic: i64) -> Result<Parked, Failure> {
+/// Rows set aside, over the whole topic, and the ranges where some are to be released or dropped.
+async fn parked(source: &Source, topic: i64) -> Result<(Parked, BTreeSet<i64>), Failure> {
     let rows = source
         .query_within(
             SCAN_TIMEOUT,
             format!(
-                "select count(p.reason), count(*) - count(p.reason) from fanout.parked p \
-             join fanout.ranges r on r.id = p.range_id where r.topic_id = {topic}"
+                "select count(p.reason), count(*) - count(p.reason), \
+                 string_agg(distinct p.range_id::text, ',') filter (where p.action is not null) from fanout.parked p \
+                 join fanout.ranges r on r.id = p.range_id where r.topic_id = {topic}"
             ),
         )
         .await?;
@@ -169,10 +171,12 @@ async fn parked(source: &Source, topic: i64) -> Result<Parked, Failure> {
         .first()
         .ok_or_else(|| classify(&sqlx::Error::RowNotFound))?;
     let read = || -> Result<_, sqlx::Error> {
-        Ok(Parked {
+        let parked = Parked {
             rows: parsed(row, 0)?,
             held: parsed(row, 1)?,
-        })
+        };
+        let release = text(row, 2)?.unwrap_or_default();
+        Ok((parked, release.split(',').flat_map(str::parse).collect()))
     };
     read().map_err(|error| classify(&error))
 }

@@ -1,10 +1,17 @@
-//! Rows that can never be published as they are, and the later rows of their keys.
+//! Rows that can never be published as they are, and the later rows of their keys: set aside, then released or dropped.
+//!
+//! A row with a reason is *parked*; one without is *held* behind an earlier row of its key. Whoever may write schema `fanout`
+//! sets `action` of a parked row; the range's owner carries it out, and goes on with what was held behind it.
 
-use crate::claim::row::{flag, text};
+use crate::claim::Outbox;
+use crate::claim::row::{Row, flag, text};
+use crate::claim::snapshot::Limits;
 use crate::encode::Unencodable;
 use crate::position::Fence;
-use crate::source::{Failure, Source, classify};
-use crate::sql::literal;
+use crate::source::{Failure, SCAN_TIMEOUT, Source, classify};
+use crate::sql::{bigint_array, literal};
+use fanout_contract::relay::OnParked;
+use sqlx::postgres::PgRow;
 use std::collections::HashSet;
 
 /// A row to set aside.
@@ -16,12 +23,36 @@ pub struct Parked {
     pub reason: Option<Unencodable>,
 }
 
-/// Keys of `range` that a parked row blocks. Read under a fresh lease, before anything is published.
-pub async fn held_keys(source: &Source, range: i64) -> Result<HashSet<String>, Failure> {
+/// Keys of `range` whose rows must wait, and whether anything is to be released or dropped. Read under a fresh lease, before
+/// anything is published.
+pub async fn look(
+    source: &Source,
+    range: i64,
+    on_parked: OnParked,
+) -> Result<(HashSet<String>, bool), Failure> {
+    let held = held_keys(source, range, on_parked).await?;
+    let one = Limits { rows: 1, bytes: 0 };
+    let due = page(source, range, BEFORE_ALL, on_parked, one).await?;
+    Ok((held, !due.rows.is_empty()))
+}
+
+/// Keys of `range` whose rows must wait: those of every parked row; where keys go on, those of held rows, which go first.
+pub async fn held_keys(
+    source: &Source,
+    range: i64,
+    on_parked: OnParked,
+) -> Result<HashSet<String>, Failure> {
+    let held = match on_parked {
+        OnParked::Block => "",
+        OnParked::Skip => " and reason is null",
+    };
     let rows = source
-        .query(format!(
-            "select distinct key from fanout.parked where range_id = {range} and key is not null"
-        ))
+        .query_within(
+            SCAN_TIMEOUT,
+            format!(
+                "select distinct key from fanout.parked where range_id = {range} and key is not null{held}"
+            ),
+        )
         .await?;
     rows.iter()
         .filter_map(|row| text(row, 0).transpose())
@@ -29,12 +60,39 @@ pub async fn held_keys(source: &Source, range: i64) -> Result<HashSet<String>, F
         .collect()
 }
 
+/// Below every id; the smallest number whose negative SQL can write.
+pub const BEFORE_ALL: i64 = -i64::MAX;
+
+/// Columns of a parked row as [`Row`] decodes them.
+const COPIED: &str = "d.id, d.event_id, d.key, d.type, d.subject, d.content_type, d.headers::text, d.traceparent, \
+     encode(d.payload, 'hex'), to_json(d.created_at at time zone 'UTC')";
+
+/// Parked and held rows that are to be published or dropped now, in the order of ids.
+#[derive(Debug)]
+pub struct Page {
+    rows: Vec<PgRow>,
+}
+
+impl Page {
+    /// Its rows; true with those to drop.
+    pub fn rows(&self) -> impl Iterator<Item = Result<(bool, Row<'_>), sqlx::Error>> {
+        self.rows
+            .iter()
+            .map(|row| Ok((flag(row, 0)?, Row::decode(row, 1)?)))
+    }
+
+    /// True where nothing is left to do.
+    pub const fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
 /// Copies `rows` to `fanout.parked` and commits. Answers false, and copies none, when the lease is lost.
 ///
 /// The lease's row is locked meanwhile, so that the next owner, who reads the held keys after it took the lease, can't
 /// miss a row that is being parked.
 pub async fn store(source: &Source, fence: &Fence, rows: &[Parked]) -> Result<bool, Failure> {
-    let sql = statement(&source.outbox.table.quoted(), fence, rows);
+    let sql = statement(&source.outbox, fence, rows);
     let rows = source.query(sql).await?;
     rows.first()
         .map_or(Ok(false), |row| flag(row, 0))
@@ -42,7 +100,9 @@ pub async fn store(source: &Source, fence: &Fence, rows: &[Parked]) -> Result<bo
 }
 
 /// The statement of [`store`]; returns whether the lease holds.
-pub fn statement(table: &str, fence: &Fence, rows: &[Parked]) -> String {
+pub fn statement(outbox: &Outbox, fence: &Fence, rows: &[Parked]) -> String {
+    let columns = &outbox.columns;
+    let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
     let values: Vec<String> = rows
         .iter()
         .map(|Parked { id, reason }| {
@@ -55,19 +115,147 @@ pub fn statement(table: &str, fence: &Fence, rows: &[Parked]) -> String {
          i as (insert into fanout.parked (range_id, id, reason, event_id, key, type, subject, content_type, headers, \
          traceparent, payload, created_at) \
          select {}, o.id, v.reason, o.event_id, o.key, o.type, o.subject, o.content_type, o.headers, \
-         o.traceparent, o.payload, o.created_at \
-         from (values {}) v(id, reason) join {table} o on o.id = v.id where exists (select from l) \
+         o.traceparent, {}, o.created_at \
+         from (values {}) v(id, reason) join (select {} from {} where {} = any({})) o on o.id = v.id where exists (select from l) \
          on conflict (range_id, id) do nothing) \
          select exists (select from l)",
         fence.holds(),
         fence.range,
-        values.join(", ")
+        columns.bytes("o.payload"),
+        values.join(", "),
+        columns.stored(),
+        outbox.table.quoted(),
+        columns.id(),
+        bigint_array(&ids)
+    )
+}
+
+/// Reads the next of the rows of `range` that are to be published or dropped now, those with an id above `after`.
+pub async fn page(
+    source: &Source,
+    range: i64,
+    after: i64,
+    on_parked: OnParked,
+    limits: Limits,
+) -> Result<Page, Failure> {
+    let sql = page_statement(range, after, on_parked, limits);
+    let rows = source.query_within(SCAN_TIMEOUT, sql).await?;
+    Ok(Page { rows })
+}
+
+/// The statement of [`page`].
+///
+/// To be dropped: every row that says so. To be published: what is released, and what was held, but nothing behind the first
+/// row of its key that is still parked without an action, unless keys go on.
+fn page_statement(range: i64, after: i64, on_parked: OnParked, limits: Limits) -> String {
+    let Limits { rows, bytes } = limits;
+    let blocks = on_parked == OnParked::Block;
+    format!(
+        "with b as materialized (select key, min(id) as id from fanout.parked where {blocks} and range_id = {range} \
+         and key is not null and reason is not null and action is null group by key), \
+         due as materialized (select p.id, octet_length(p.payload) as weight from fanout.parked p left join b on b.key = p.key \
+         where p.range_id = {range} and p.id > {after} and (p.action = 'Drop' or \
+         ((p.reason is null or p.action is not null) and (b.id is null or p.id < b.id))) order by p.id limit {rows}), \
+         page as materialized (select id, row_number() over w as n, sum(weight) over w as bytes from due \
+         window w as (order by id)) \
+         select d.action = 'Drop', {COPIED} from page join fanout.parked d on d.range_id = {range} and d.id = page.id \
+         where page.n = 1 or coalesce(page.bytes, 0) <= {bytes} order by d.id"
+    )
+}
+
+/// What becomes of the rows of a [`Page`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Releases {
+    /// Ids to publish, in order.
+    pub publish: Vec<i64>,
+    /// Ids that are done with without being published.
+    pub dropped: Vec<i64>,
+    /// Rows that still can't be published: they stay parked, without an action.
+    pub refused: Vec<(i64, Unencodable)>,
+    /// Keys of those, whose later rows wait.
+    blocked: HashSet<String>,
+}
+
+impl Releases {
+    /// Adds the next row: what it says, its key, and whether it can be produced.
+    pub fn add(
+        &mut self,
+        on_parked: OnParked,
+        drop: bool,
+        id: i64,
+        key: Option<&str>,
+        check: Result<(), Unencodable>,
+    ) {
+        if drop {
+            self.dropped.push(id);
+        } else if !self.waits(key) {
+            match check {
+                Ok(()) => self.publish.push(id),
+                Err(reason) => self.refuse(on_parked, id, key, reason),
+            }
+        }
+    }
+
+    /// True where an earlier row of `key` stays parked.
+    pub fn waits(&self, key: Option<&str>) -> bool {
+        key.is_some_and(|key| self.blocked.contains(key))
+    }
+
+    /// The row stays parked for `reason`.
+    pub fn refuse(&mut self, on_parked: OnParked, id: i64, key: Option<&str>, reason: Unencodable) {
+        self.refused.push((id, reason));
+        if on_parked == OnParked::Block {
+            self.blocked.extend(key.map(str::to_owned));
+        }
+    }
+}
+
+/// Removes the published `done` and what is dropped from `fanout.parked`, gives those refused their reason, and commits.
+/// Answers false, and changes nothing, when the lease is lost: the next owner publishes them again.
+pub async fn settle(
+    source: &Source,
+    fence: &Fence,
+    done: &[i64],
+    releases: &Releases,
+) -> Result<bool, Failure> {
+    let rows = source
+        .query(settle_statement(fence, done, releases))
+        .await?;
+    rows.first()
+        .map_or(Ok(false), |row| flag(row, 0))
+        .map_err(|error| classify(&error))
+}
+
+fn settle_statement(fence: &Fence, done: &[i64], releases: &Releases) -> String {
+    let range = fence.range;
+    let gone: Vec<i64> = done.iter().chain(&releases.dropped).copied().collect();
+    let refused = releases
+        .refused
+        .iter()
+        .map(|(id, reason)| format!("({id}::bigint, {})", literal(reason.name())))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let refused = if refused.is_empty() {
+        String::new()
+    } else {
+        format!(
+            ", u as (update fanout.parked p set reason = v.reason, action = null from (values {refused}) v(id, reason) \
+             where p.range_id = {range} and p.id = v.id and exists (select from l))"
+        )
+    };
+    format!(
+        "with l as materialized (select 1 from fanout.leases where {} for share), \
+         d as (delete from fanout.parked where range_id = {range} and id = any({}) and exists (select from l)){refused} \
+         select exists (select from l)",
+        fence.holds(),
+        bigint_array(&gone)
     )
 }
 
 /// Which rows of a batch are set aside, decided before any is produced.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Plan {
+    on_parked: OnParked,
     /// Rows to park, in order.
     pub parked: Vec<Parked>,
     /// Keys that this batch blocks, beside those blocked before.
@@ -75,6 +263,15 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Nothing yet.
+    pub fn new(on_parked: OnParked) -> Self {
+        Self {
+            on_parked,
+            parked: Vec::new(),
+            keys: HashSet::new(),
+        }
+    }
+
     /// Adds the next row: `key`, and whether it can be produced. `held` are the keys blocked so far. A row without a key
     /// is ordered with nothing and blocks nothing.
     pub fn add(
@@ -89,34 +286,12 @@ impl Plan {
         } else if let Err(reason) = check {
             let reason = Some(reason);
             self.parked.push(Parked { id, reason });
-            self.keys.extend(key.map(str::to_owned));
+            if self.on_parked == OnParked::Block {
+                self.keys.extend(key.map(str::to_owned));
+            }
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn later_rows_of_a_parked_key_are_held_and_others_go_on() {
-        let held = HashSet::from(["old".to_owned()]);
-        let mut plan = Plan::default();
-        let large = Err(Unencodable::RecordTooLarge);
-        plan.add(&held, 1, Some("a"), Ok(()));
-        plan.add(&held, 2, Some("a"), large);
-        plan.add(&held, 3, Some("a"), Ok(()));
-        plan.add(&held, 4, Some("b"), Ok(()));
-        plan.add(&held, 5, Some("old"), Ok(()));
-        plan.add(&held, 6, None, large);
-        plan.add(&held, 7, None, Ok(()));
-        plan.add(&held, 8, Some("a"), large);
-        let parked: Vec<_> = plan.parked.iter().map(|p| (p.id, p.reason)).collect();
-        let reason = Some(Unencodable::RecordTooLarge);
-        assert_eq!(
-            parked,
-            [(2, reason), (3, None), (5, None), (6, reason), (8, None)]
-        );
-        assert_eq!(plan.keys, HashSet::from(["a".to_owned()]));
-    }
-}
+mod tests;

@@ -41,7 +41,7 @@ impl Position {
     }
 
     /// Values of the columns `old, new, last_id`.
-    fn values(&self) -> String {
+    pub(crate) fn values(&self) -> String {
         match self {
             Self::At(old) => format!("{}, null::pg_snapshot, null::bigint", old.sql()),
             Self::Inside { old, new, last_id } => {
@@ -58,18 +58,45 @@ pub struct History {
     pub system_identifier: i64,
     /// Timeline of the write-ahead log, eight hex digits: a promotion begins a new one.
     pub timeline: String,
+    /// Changes when the server recovers from a crash, see [`INCARNATION`].
+    pub incarnation: i64,
 }
 
-/// The two columns of a [`History`], as read from the server that answers. The server must not be a standby.
-pub const HISTORY: &str = "(select system_identifier from pg_control_system()), \
-     substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)";
+/// [`INCARNATION`] for `concat!`.
+macro_rules! incarnation {
+    () => {
+        "coalesce((extract(epoch from pg_stat_get_bgwriter_stat_reset_time()) * 1000000)::bigint, 0)"
+    };
+}
+pub(crate) use incarnation;
+
+/// Between two crashes of the server, one number.
+///
+/// A crash forgets transactions that rolled back and were not flushed yet; their ids are given out again. A snapshot that
+/// was taken before it and never stored calls them ended, and would hide the rows of those that get the ids now. Nobody
+/// else says so: a pooler hides that its server was away, and the server's start time stays when one backend crashes. But
+/// the cumulative statistics begin anew, as documented, and whoever resets them by hand only makes a relay look again.
+pub const INCARNATION: &str = incarnation!();
+
+/// The columns of a [`History`], as read from the server that answers, which must not be a standby. Named
+/// `h(system_identifier, timeline, incarnation)`.
+pub fn history() -> String {
+    format!(
+        "(select (select system_identifier from pg_control_system()), \
+         substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), {INCARNATION}) h(system_identifier, timeline, incarnation)"
+    )
+}
 
 impl History {
-    /// Decodes the columns of [`HISTORY`] from number `first` on.
+    /// Number of columns.
+    pub const COLUMNS: usize = 3;
+
+    /// Decodes the columns of [`history`] from number `first` on.
     pub fn decode(row: &PgRow, first: usize) -> Result<Self, sqlx::Error> {
         Ok(Self {
             system_identifier: parsed(row, first)?,
             timeline: parsed(row, first + 1)?,
+            incarnation: parsed(row, first + 2)?,
         })
     }
 }
@@ -83,8 +110,8 @@ pub struct Stored {
     pub seq: i64,
     /// The point.
     pub position: Position,
-    /// Where it was written.
-    pub history: History,
+    /// System that wrote it.
+    pub system_identifier: i64,
     /// False where the row was dumped and restored, or replicated: it was not written by the transaction it names.
     pub native: bool,
 }
@@ -93,7 +120,7 @@ impl Stored {
     /// True where the position means something to a server of history `here`. A new timeline of the same system does:
     /// position and rows went through the same failover.
     pub const fn belongs_to(&self, here: &History) -> bool {
-        self.native && self.history.system_identifier == here.system_identifier
+        self.native && self.system_identifier == here.system_identifier
     }
 
     /// Decodes the columns of [`latest`] from number `first` on.
@@ -113,8 +140,8 @@ impl Stored {
             term: parsed(row, first)?,
             seq: parsed(row, first + 1)?,
             position,
-            history: History::decode(row, first + 5)?,
-            native: flag(row, first + 7)?,
+            system_identifier: parsed(row, first + 5)?,
+            native: flag(row, first + 6)?,
         })
     }
 }
@@ -122,7 +149,7 @@ impl Stored {
 /// Selects the latest position of a range; `range` is an SQL expression.
 pub fn latest(range: &str) -> String {
     format!(
-        "select term, seq, old, new, last_id, system_identifier, timeline, xid::xid = xmin as native \
+        "select term, seq, old, new, last_id, system_identifier, xid::xid = xmin as native \
          from fanout.positions where range_id = {range} order by term desc, seq desc limit 1"
     )
 }
@@ -151,17 +178,20 @@ impl Fence {
 }
 
 /// Appends `position`. Inserts no row when the lease has another owner or term, or when the server that answers belongs
-/// to another history than `history`: either way the writer must stop and look again.
+/// to another history than `history` or crashed since: either way the writer must stop and look again.
 pub fn append(fence: &Fence, seq: i64, position: &Position, history: &History) -> String {
+    let here = self::history();
     format!(
         "insert into fanout.positions (range_id, term, seq, old, new, last_id, system_identifier, timeline) \
-         select {}, {}, {seq}, {}, h.system_identifier, h.timeline from (select {HISTORY}) h(system_identifier, timeline) \
-         where h.system_identifier = {} and h.timeline = {} and exists (select from fanout.leases where {})",
+         select {}, {}, {seq}, {}, h.system_identifier, h.timeline from {here} \
+         where h.system_identifier = {} and h.timeline = {} and h.incarnation = {} \
+         and exists (select from fanout.leases where {})",
         fence.range,
         fence.term,
         position.values(),
         history.system_identifier,
         literal(&history.timeline),
+        history.incarnation,
         fence.holds()
     )
 }

@@ -1,13 +1,14 @@
 //! Handing records to Kafka and learning what became of them.
 //!
 //! What a producer has made durable is, for each partition, a gapless beginning of what it was given: it is idempotent,
-//! it stops for good when a batch is refused (`enable.gapless.guarantee`), and the relay never lets a record wait until
-//! librdkafka gives it up while younger ones may still go out; it purges all of them before. A failed producer is thrown
-//! away. So whatever is sent again from the stored position on, first occurrences stay in order.
+//! it stops for good when a batch is refused (`enable.gapless.guarantee`), and librdkafka never gives a record up because it
+//! waited (`message.timeout.ms` 0): it would drop the record and still send younger ones of its key. The relay takes back
+//! all of them at once instead, when they wait for too long or the lease ends. A failed producer is thrown away. So whatever is sent again from the stored position on, first occurrences stay in order.
 
 use crate::broker;
 use crate::claim::row::Row;
 use crate::encode::Encoder;
+use crate::kafka_error;
 use rdkafka::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
@@ -21,7 +22,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// librdkafka gives a record up after this long. Less than what is left of a lease when records are handed over.
+/// A record is answered within this time, or taken back by the worker with all others. Less than what is left of a lease
+/// when records are handed over.
 pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Largest batch that is put together, bytes before compression.
 const BATCH_BYTES: usize = 1_000_000;
@@ -73,7 +75,7 @@ struct Answers {
 
 impl Answers {
     fn fail(&self, code: RDKafkaErrorCode) {
-        let first = if broker::refuses_record(code) {
+        let first = if kafka_error::refusal(code).is_some() {
             &self.refusal
         } else {
             &self.failure
@@ -146,10 +148,9 @@ impl Producer {
                     .clamp(1000, 1_000_000_000)
                     .to_string(),
             ),
-            (
-                "message.timeout.ms",
-                MESSAGE_TIMEOUT.as_millis().to_string(),
-            ),
+            // Never: the guarantee above does not cover what times out, and a process that was stopped for seconds
+            // would find its oldest records too old and send the rest.
+            ("message.timeout.ms", "0".to_owned()),
             (
                 "request.timeout.ms",
                 MESSAGE_TIMEOUT.as_millis().to_string(),
@@ -225,7 +226,7 @@ impl Producer {
         let opaque = tracker.clone();
         let mut record =
             BaseRecord::<str, [u8], _>::with_opaque_to(&self.topic, opaque).headers(headers);
-        if let Some(hex) = row.payload {
+        if let Some(hex) = encoder.value(row) {
             payload.resize(hex.len() / 2, 0);
             hex::decode_to_slice(hex, payload).map_err(|_| RDKafkaErrorCode::InvalidRecord)?;
             record = record.payload(payload);

@@ -1,10 +1,12 @@
 //! Removes rows that every topic that wants them has published, some time after they were created.
 
+use crate::claim::lease;
 use crate::claim::row::parsed;
 use crate::claim::snapshot::{self, Snapshot};
 use crate::source::{Failure, Source, classify};
 use crate::sql::literal;
 use crate::stats::{RangeState, Stats};
+use fanout_contract::relay::Claim;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -44,13 +46,25 @@ pub async fn expire(
     seconds: i64,
     limit: usize,
 ) -> Result<u64, Failure> {
-    let published = published(source, range).await?;
-    let sql = snapshot::expire(&source.outbox, range.shards, &published, seconds, limit);
+    let outbox = &source.outbox;
+    let sql = match outbox.claim {
+        Claim::Snapshot => {
+            let published = published(source, range).await?;
+            if published.is_empty() {
+                // The range was split or merged meanwhile: whoever owns what it became removes its rows.
+                return Ok(0);
+            }
+            snapshot::expire(outbox, range.shards, &published, seconds, limit)
+        }
+        Claim::Lease => lease::expire(outbox, range.shards, seconds, limit),
+        // What is published is deleted already.
+        Claim::Delete => return Ok(0),
+    };
     source.execute(sql).await
 }
 
 /// Stored positions of every range, of this topic and of any other, that may still want a row of `range`: same table,
-/// common shards, and a match that a row can meet together with this topic's.
+/// common shards, and a match that a row can meet together with this topic's. At least its own; none once it is gone.
 ///
 /// A topic that nobody runs any more keeps rows for itself until its ranges and positions are deleted.
 async fn published(source: &Source, range: &RangeState) -> Result<Vec<Snapshot>, Failure> {
@@ -71,11 +85,4 @@ async fn published(source: &Source, range: &RangeState) -> Result<Vec<Snapshot>,
         .map(|row| parsed::<String>(row, 0).map(Snapshot::new))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| classify(&error))
-        .and_then(|old| {
-            // At least this range's own.
-            if old.is_empty() {
-                return Err(classify(&sqlx::Error::RowNotFound));
-            }
-            Ok(old)
-        })
 }

@@ -1,16 +1,18 @@
 //! Connections to the outbox's database, and what its errors mean.
 
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{PostgresSource, Problem};
+use fanout_contract::relay::{PostgresSource, Problem, RelayConfig, Source as SourceConfig};
 use fanout_runtime::config::Files;
 use secrecy::ExposeSecret as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions, PgRow, PgSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 use std::future::Future;
 use std::str::FromStr as _;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
-use crate::claim::Outbox;
+use crate::claim::{Outbox, columns};
 
 /// Why the outbox can't be used.
 pub type Failure = Problem<SourceError>;
@@ -19,8 +21,11 @@ pub type Failure = Problem<SourceError>;
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Statements that read many rows (the ids of a large difference) take at most this long.
 pub const SCAN_TIMEOUT: Duration = Duration::from_mins(5);
-/// A read and a write for each of two ranges, and one each for leases, measuring and removing; one to spare.
-const CONNECTIONS: u32 = 8;
+/// A relay has two to four ranges; all of a topic's when the others are gone, until it has merged them. A write for each of
+/// four beside the [`SCANS`], and one each for leases, measuring and removing; one to spare.
+const CONNECTIONS: u32 = 16;
+/// Statements that may take long, at once: leases are renewed beside them.
+const SCANS: usize = 8;
 /// A connection is replaced after this time, so that a pooler or a changed DNS entry is noticed.
 const CONNECTION_AGE: Duration = Duration::from_mins(30);
 
@@ -30,22 +35,34 @@ pub struct Source {
     /// What is read.
     pub outbox: Outbox,
     pool: PgPool,
+    scans: Arc<Semaphore>,
 }
 
 impl Source {
-    /// Connects once, so that what is wrong is known exactly, then opens the pool.
-    pub async fn connect(config: &PostgresSource, files: &Files) -> Result<Self, Failure> {
-        let outbox = Outbox::new(config)?;
-        let options = options(config, files)?;
-        let connection = within(STATEMENT_TIMEOUT, PgConnection::connect_with(&options)).await?;
+    /// Connects once, so that what is wrong is known exactly, looks at the table's columns, then opens the pool.
+    pub async fn connect(config: &RelayConfig, files: &Files) -> Result<Self, Failure> {
+        let SourceConfig::Postgres(postgres) = &config.source;
+        let table = Outbox::table(postgres)?;
+        let options = options(postgres, files)?;
+        let mut connection =
+            within(STATEMENT_TIMEOUT, PgConnection::connect_with(&options)).await?;
+        let types = sqlx::raw_sql(AssertSqlSafe(columns::types(&table)));
+        let rows = within(STATEMENT_TIMEOUT, types.fetch_all(&mut connection)).await?;
         within(STATEMENT_TIMEOUT, connection.close()).await?;
+        let types = columns::decode_types(&rows).map_err(|error| classify(&error))?;
+        let identity = format!("/{}/{}", config.namespace, config.name);
+        let outbox = Outbox::new(postgres, identity, types)?;
         let pool = PgPoolOptions::new()
             .max_connections(CONNECTIONS)
             .acquire_timeout(STATEMENT_TIMEOUT)
             .max_lifetime(CONNECTION_AGE)
             .test_before_acquire(false)
             .connect_lazy_with(options);
-        Ok(Self { outbox, pool })
+        Ok(Self {
+            outbox,
+            pool,
+            scans: Arc::new(Semaphore::new(SCANS)),
+        })
     }
 
     /// Connects once more, and leaves.
@@ -60,8 +77,11 @@ impl Source {
         self.query_within(STATEMENT_TIMEOUT, sql).await
     }
 
-    /// Runs a statement with a time limit of its own.
+    /// Runs a statement with a time limit of its own, which counts from when it is its turn.
     pub async fn query_within(&self, limit: Duration, sql: String) -> Result<Vec<PgRow>, Failure> {
+        let turn = (limit > STATEMENT_TIMEOUT).then(|| self.scans.acquire());
+        // The semaphore is never closed.
+        let _turn = futures::future::OptionFuture::from(turn).await;
         within(
             limit,
             sqlx::raw_sql(AssertSqlSafe(sql)).fetch_all(&self.pool),

@@ -40,6 +40,15 @@ pub fn bigint_array(ids: &[i64]) -> String {
     text
 }
 
+/// `texts` as PostgreSQL writes an array of text, not yet quoted.
+pub fn text_array(texts: &[String]) -> String {
+    let elements: Vec<String> = texts
+        .iter()
+        .map(|text| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
+        .collect();
+    format!("{{{}}}", elements.join(","))
+}
+
 /// Name of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
@@ -77,6 +86,8 @@ mod tests {
         assert_eq!(literal(r"a\'b"), r" E'a\\''b'");
         assert_eq!(ident(r#"we"ird"#), r#""we""ird""#);
         assert_eq!(bigint_array(&[1, -2]), "'{1,-2}'::bigint[]");
+        let texts = ["a,b".to_owned(), r#"c"\d"#.to_owned()];
+        assert_eq!(text_array(&texts), r#"{"a,b","c\"\\d"}"#);
     }
 
     #[test]

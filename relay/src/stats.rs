@@ -12,7 +12,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,6 +41,8 @@ pub struct RangeState {
 struct State {
     status: RelayStatus,
     ranges: BTreeMap<i64, RangeState>,
+    /// Ranges with parked rows that are to be released or dropped, as last measured.
+    release: BTreeSet<i64>,
 }
 
 /// Shared by everything in the process.
@@ -109,6 +111,7 @@ impl Stats {
         status.source_error = None;
         status.broker_error = None;
         status.source_checked = false;
+        status.ordered = None;
         status.positions_deleted = false;
         status.pending = None;
         status.long_transaction = None;
@@ -133,6 +136,11 @@ impl Stats {
         }
         state.status.source_checked = outcome.is_ok();
         state.status.source_error = outcome.err();
+    }
+
+    /// Whether the rows of the outbox have an order.
+    pub fn ordered(&self, ordered: bool) {
+        self.state().status.ordered = Some(ordered);
     }
 
     /// Whether records can be produced.
@@ -210,6 +218,21 @@ impl Stats {
         status.pending = pending;
         status.parked = parked;
         status.long_transaction = long;
+    }
+
+    /// Parked rows of these ranges, and of no others, are to be released or dropped.
+    pub fn ask_release(&self, ranges: BTreeSet<i64>) {
+        self.state().release = ranges;
+    }
+
+    /// True where parked rows of the range are to be released or dropped.
+    pub fn is_release_asked(&self, range: i64) -> bool {
+        self.state().release.contains(&range)
+    }
+
+    /// Somebody sees to it.
+    pub fn take_release(&self, range: i64) {
+        self.state().release.remove(&range);
     }
 
     /// Sets the rate, rows per second.

@@ -129,6 +129,7 @@ async fn a_status_of_the_types_is_stored_as_written() {
             ready: Some("2/2".into()),
         }),
         subscriptions: Some(3),
+        parked: Some(5),
         ..Default::default()
     };
     let api: Api<fanout_crds::FanoutTopic> = Api::namespaced(client, &namespace);

@@ -6,8 +6,10 @@
     reason = "a test fails by panicking"
 )]
 
+mod chaos;
 mod chart;
 mod checker;
+mod cloudevents;
 mod consumer;
 mod cores;
 mod crds;

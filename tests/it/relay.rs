@@ -2,15 +2,20 @@
 
 mod changes;
 mod checks;
+mod contract;
+mod debezium;
 mod delivery;
 mod forgetting;
 mod history;
 mod outages;
 mod parking;
+mod ranges;
+mod releasing;
 mod retention;
 mod sharing;
 mod statements;
 mod table;
+mod wild;
 
 use fanout_contract::relay::RelayConfig;
 use fanout_relay::source::{Failure, Source};
@@ -68,9 +73,8 @@ async fn source(sandbox: &Sandbox) -> Source {
 }
 
 async fn try_source(sandbox: &Sandbox, config: &RelayConfig) -> Result<Source, Failure> {
-    let fanout_contract::relay::Source::Postgres(postgres) = &config.source;
     let files = fanout_runtime::config::Files(sandbox.secret_files());
-    Source::connect(postgres, &files).await
+    Source::connect(config, &files).await
 }
 
 /// Fails when records were repeated although nothing went wrong.

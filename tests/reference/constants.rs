@@ -87,7 +87,10 @@ pub(crate) fn records() -> anyhow::Result<String> {
     let mut page = start(
         "Records in Kafka",
         "An event is a CloudEvent 1.0 in Kafka binary mode. The record's key is the outbox column `key`, its value the column \
-         `payload`, byte for byte. Entries of the outbox column `headers` become further `ce_` headers.",
+         `payload`, byte for byte. Entries of the outbox column `headers` become further headers: extension attributes where \
+         their names begin with `ce_`. A NULL payload is a value of no bytes, or with `relay.nullPayload: Tombstone` no value.\n\n\
+         With `relay.format: Debezium` a record has the same key and value, no value for a NULL payload, and one header, `id`: \
+         the column `event_id`. That is what Debezium's outbox event router makes of the row by default.",
     );
     page.push_str("\n## Headers of an event\n\n");
     page.push_str(&table(

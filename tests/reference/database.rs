@@ -37,11 +37,25 @@ pub(crate) fn page() -> anyhow::Result<String> {
     Ok(page)
 }
 
-/// The tables of both scripts.
+/// The tables of all scripts.
 pub(crate) fn tables() -> anyhow::Result<Vec<Table>> {
     let mut all = Vec::new();
-    for file in ["manifests/sql/10-outbox.sql", "manifests/sql/00-fanout.sql"] {
-        all.extend(parse(&read(file)?));
+    for file in [
+        "manifests/sql/10-outbox.sql",
+        "manifests/sql/outbox-lease.sql",
+        "manifests/sql/00-fanout.sql",
+    ] {
+        let tables = parse(&read(file)?);
+        all.extend(tables.into_iter().map(|table| {
+            if file.ends_with("outbox-lease.sql") {
+                let name = "The outbox of claim mode `Lease` (`public.outbox_lease` unless named otherwise)";
+                return Table {
+                    name: name.to_owned(),
+                    ..table
+                };
+            }
+            table
+        }));
     }
     Ok(all)
 }

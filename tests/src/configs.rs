@@ -10,7 +10,8 @@ use fanout_contract::consumer::{
 };
 use fanout_contract::kafka::{Kafka, KafkaAuth};
 use fanout_contract::relay::{
-    Broker, Claim, ColumnMatch, KafkaTarget, PostgresSource, RelayConfig, RelayStart, Source,
+    Broker, Claim, ColumnMatch, Format, KafkaTarget, NullPayload, OnParked, PostgresSource,
+    RelayConfig, RelayStart, Source,
 };
 
 /// File with the outbox URL among [`Sandbox::secret_files`].
@@ -36,6 +37,10 @@ impl Sandbox {
             generation: 1,
             suspend: false,
             delete_positions: false,
+            accept_source: None,
+            on_parked: OnParked::default(),
+            format: Format::default(),
+            null_payload: NullPayload::default(),
             source: Source::Postgres(PostgresSource {
                 url_file: URL_FILE.to_owned(),
                 ca_file: None,
@@ -45,6 +50,7 @@ impl Sandbox {
                     value: self.topic_name.clone(),
                 }],
                 claim: Claim::Snapshot,
+                columns: None,
                 start_from: RelayStart::Earliest,
                 retention_seconds: 86_400,
             }),

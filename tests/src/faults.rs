@@ -5,6 +5,7 @@
 
 pub mod api_proxy;
 pub mod kafka_proxy;
+pub mod postgres_proxy;
 
 mod gate;
 

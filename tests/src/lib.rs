@@ -10,6 +10,7 @@
     reason = "a test harness fails by panicking: the message is what the developer reads"
 )]
 
+pub mod chaos;
 pub mod checker;
 pub mod configs;
 pub mod documents;
@@ -19,6 +20,7 @@ pub mod objects;
 pub mod process;
 pub mod produced;
 pub mod receiver;
+pub mod sdks;
 pub mod services;
 pub mod verdict;
 

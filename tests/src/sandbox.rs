@@ -1,7 +1,7 @@
 //! What one test has for itself: a database, topics, groups, a folder.
 
 use crate::services::kafka::Kafka;
-use crate::services::postgres::{APP_ROLE, Postgres, RELAY_ROLE, TEMPLATE};
+use crate::services::postgres::{APP_ROLE, Postgres, RELAY_ROLE, TEMPLATE, url_at};
 use crate::services::{self, dirs};
 use fanout_contract::names;
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -54,6 +54,11 @@ impl Sandbox {
 
     /// A sandbox on servers of the caller's own, for tests that stop them.
     pub async fn with(test: &str, postgres: &Postgres, kafka: &Kafka) -> Self {
+        Self::through(test, postgres, kafka, postgres.port()).await
+    }
+
+    /// The same where everybody reaches `postgres` at `port`, where a proxy of the caller's stands.
+    pub async fn through(test: &str, postgres: &Postgres, kafka: &Kafka, port: u16) -> Self {
         let short: String = test.chars().take(30).collect();
         let name = format!(
             "{}-{:08x}",
@@ -79,7 +84,7 @@ impl Sandbox {
         kafka.create_topic(&kafka_topic, PARTITIONS, &[]).await;
         kafka.create_topic(&dead_letter_topic, 1, &[]).await;
 
-        let url = postgres.url(&database);
+        let url = url_at(port, "postgres", &database);
         let pool = PgPoolOptions::new()
             .max_connections(8)
             .acquire_timeout(Duration::from_secs(30))
@@ -87,8 +92,8 @@ impl Sandbox {
             .await
             .expect("the superuser connects");
         Self {
-            app_url: postgres.url_as(APP_ROLE, &database),
-            relay_url: postgres.url_as(RELAY_ROLE, &database),
+            app_url: url_at(port, APP_ROLE, &database),
+            relay_url: url_at(port, RELAY_ROLE, &database),
             bootstrap: kafka.bootstrap(),
             dir: dirs::private(&name, 0o755).expect("a folder can be made"),
             name,

@@ -100,6 +100,8 @@ reasons! {
     SECRET_KEY_MISSING = "SecretKeyMissing", Lasting, REFERENCE, "Add the key to the Secret, or correct the reference.";
     /// The FanoutTopic of `spec.topicRef` does not exist.
     TOPIC_NOT_FOUND = "TopicNotFound", Lasting, &[READY, POSITION_INITIALIZED], "Create the FanoutTopic in the same namespace.";
+    /// The FanoutTopic publishes in a format that Subscriptions can't read.
+    FORMAT_UNSUPPORTED = "FormatUnsupported", Lasting, &[READY, POSITION_INITIALIZED], "Refer to a FanoutTopic with relay.format CloudEvents.";
     /// The FanoutTopic has no Kafka topic that could be read.
     TOPIC_NOT_READY = "TopicNotReady", Lasting, &[READY, POSITION_INITIALIZED, DELIVERING], "Mend the FanoutTopic: see its own conditions.";
     /// Retention removed records before they were delivered: the Subscription was behind, suspended or without a worker for
@@ -138,6 +140,8 @@ reasons! {
     /// A transaction that writes has been open for more than 60 seconds.
     LONG_TRANSACTION = "LongTransaction", Lasting, &[OUTBOX_BLOCKED], "Find the transaction by its process id and end it.";
 
+    /// The outbox has no column that orders its rows, so nothing can be delivered in the order of a key.
+    ORDERING_UNAVAILABLE = "OrderingUnavailable", Lasting, &[READY, STALLED, WORKERS_AVAILABLE], "Use ordering None, or give the table an order column.";
     /// The filter does not compile.
     FILTER_INVALID = "FilterInvalid", Lasting, &[READY, STALLED, WORKERS_AVAILABLE, DELIVERING], "Correct spec.filter.";
     /// The address guard refuses the endpoint.
@@ -165,18 +169,18 @@ reasons! {
     /// The value of `urlSecretRef` is no PostgreSQL URL.
     SOURCE_URL_INVALID = "SourceUrlInvalid", Lasting, OUTBOX, "Correct the URL in the Secret.";
     /// The outbox table does not exist.
-    TABLE_MISSING = "TableMissing", Lasting, OUTBOX, "Run manifests/sql/10-outbox.sql.";
+    TABLE_MISSING = "TableMissing", Lasting, OUTBOX, "Create it: for claim mode Snapshot by manifests/sql/10-outbox.sql, for Lease by outbox-lease.sql.";
     /// What has the outbox table's name is no table: a view, for example.
-    NOT_A_TABLE = "NotATable", Lasting, OUTBOX, "Name the table that manifests/sql/10-outbox.sql makes.";
-    /// A column is missing, has another type, or lacks NOT NULL or its expression.
-    COLUMN_INVALID = "ColumnInvalid", Lasting, OUTBOX, "Make the column as in manifests/sql/10-outbox.sql.";
+    NOT_A_TABLE = "NotATable", Lasting, OUTBOX, "Name a table.";
+    /// A column of the outbox or of its mapping is missing, has another type, or lacks NOT NULL or its expression.
+    COLUMN_INVALID = "ColumnInvalid", Lasting, OUTBOX, "Make the column as in manifests/sql, or correct spec.source.postgres.columns.";
     /// The relay's role lacks a right.
     SOURCE_PERMISSION_DENIED = "SourcePermissionDenied", Lasting, OUTBOX, "Run the grants of manifests/sql again.";
     /// Schema `fanout` is missing or older than this relay.
     SCHEMA_OUTDATED = "SchemaOutdated", Lasting, OUTBOX, "Run the steps of manifests/sql that are missing.";
     /// The constraint on column `xid` is missing or not as it must be.
     CONSTRAINT_MISSING = "ConstraintMissing", Lasting, OUTBOX, "Run the statement in the message.";
-    /// No usable index on the match columns, `xid`, `shard`.
+    /// An index that the claim mode reads by is missing or invalid.
     INDEX_MISSING = "IndexMissing", Lasting, OUTBOX, "Create the index in the message.";
     /// The identity column's sequence caches values, which breaks order.
     SEQUENCE_CACHED = "SequenceCached", Lasting, OUTBOX, "Run the statement in the message.";

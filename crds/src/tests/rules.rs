@@ -79,6 +79,7 @@ fn the_smallest_objects_are_filled_with_defaults() {
     }));
     assert_eq!(refusals(&topic, None), []);
     let topic: crate::FanoutTopic = serde_json::from_value(topic).expect("a FanoutTopic");
+    assert_eq!(topic.spec.relay, crate::fanout_topic::Relay::default());
     assert_eq!(topic.spec.relay.replicas, 2);
     let crate::fanout_topic::Source::Postgres(postgres) = &topic.spec.source;
     assert_eq!(

@@ -105,7 +105,7 @@ fn names_columns_and_selectors_are_as_documented() {
         columns(&topic, false).join(" "),
         "BROKER READY PENDING OLDEST RELAYS SUBS REASON AGE"
     );
-    assert_eq!(columns(&topic, true).join(" "), "MESSAGE");
+    assert_eq!(columns(&topic, true).join(" "), "PARKED MESSAGE");
     assert_eq!(
         columns(&subscription, false).join(" "),
         "TOPIC SINK READY DEPTH OLDEST WORKERS REASON AGE"

@@ -181,6 +181,7 @@ fn known_to_subscriptions(topic: &FanoutTopic) -> impl Hash + use<> {
         identity.topic_id,
         identity.dead_letter_topic_id,
         log,
+        topic.status.as_ref().and_then(|status| status.ordered),
         topic.metadata.deletion_timestamp.is_some(),
     )
 }

@@ -17,6 +17,7 @@ mod state;
 mod target;
 mod write;
 
+pub(crate) use digest::coarse;
 pub use head::Head;
 pub use log::TopicState;
 pub use poll::WorkerStatus;

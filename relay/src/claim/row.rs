@@ -26,6 +26,8 @@ pub struct Row<'a> {
     pub payload: Option<&'a str>,
     /// `created_at` in UTC as a JSON string: `"2026-01-02T03:04:05.678"`.
     pub created_at: &'a str,
+    /// What identifies the row where that is no number; [`Self::id`] is made from it then and orders nothing.
+    pub identity: Option<&'a str>,
 }
 
 impl<'a> Row<'a> {
@@ -44,6 +46,12 @@ impl<'a> Row<'a> {
             traceparent: optional(7)?,
             payload: optional(8)?,
             created_at: required(9)?,
+            // Only rows of an outbox have one.
+            identity: if row.len() > first + 10 {
+                optional(10)?
+            } else {
+                None
+            },
         })
     }
 }

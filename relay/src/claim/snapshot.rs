@@ -3,6 +3,7 @@
 //! A row is due when it is visible in the new snapshot and was not in the old one. Text only; nothing here talks to a
 //! server. The parameters that are SQL expressions (`old`, `new`) let a statement be tested as a generic plan.
 
+use super::server::SERVER;
 use super::{Outbox, Shards};
 use crate::sql::{bigint_array, literal};
 
@@ -32,11 +33,6 @@ impl Snapshot {
     }
 }
 
-/// Whether the server that answers is a standby, and its timeline. Every statement that reads rows brings them: behind a
-/// service that spreads connections, or during a failover, each may reach another server.
-const SERVER: &str = "pg_is_in_recovery() as standby, \
-     case when not pg_is_in_recovery() then substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) end as timeline";
-
 /// How much one statement may return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -45,18 +41,6 @@ pub struct Limits {
     /// Bytes of payload and headers.
     pub bytes: usize,
 }
-
-/// Columns of a row, as stored.
-const STORED: &str =
-    "id, event_id, key, type, subject, content_type, headers, traceparent, payload, created_at";
-
-/// Columns of a row of `d`, as [`super::row::Row`] decodes them. Texts that no session setting changes: hex whatever
-/// `bytea_output` says, ISO 8601 in UTC whatever `DateStyle` and `TimeZone` say.
-const ENCODED: &str = "d.id, d.event_id, d.key::text, d.type, d.subject, d.content_type, d.headers::text, d.traceparent, \
-     encode(d.payload, 'hex'), to_json(d.created_at at time zone 'UTC')";
-
-/// What a row weighs, bytes, without reading its payload from the toast table.
-const WEIGHT: &str = "coalesce(octet_length(payload), 0) + coalesce(pg_column_size(headers), 0)";
 
 /// The two branches of a difference, both selecting `columns`: transactions that began after `old` was taken, and those
 /// that were running then and have ended since.
@@ -98,13 +82,21 @@ fn ended(outbox: &Outbox, shards: Shards, columns: &str, old: &str, new: &str) -
 /// Sorting happens outside the materialized part: `order by id limit n` on the table would let the planner walk the
 /// primary key.
 pub fn poll(outbox: &Outbox, shards: Shards, old: &str, limits: Limits) -> String {
-    let d = difference(outbox, shards, STORED, old, "(select new from s)");
+    let columns = &outbox.columns;
+    let d = difference(
+        outbox,
+        shards,
+        &columns.stored(),
+        old,
+        "(select new from s)",
+    );
+    let (encoded, weight) = (columns.encoded(), columns.stored_weight());
     let Limits { rows, bytes } = limits;
     format!(
         "with s as materialized (select pg_current_snapshot() as new, {SERVER}), \
          d as materialized ({d} limit {}), \
-         t as (select count(*) <= {rows} and coalesce(sum({WEIGHT}), 0) <= {bytes} as small from d) \
-         select s.new, s.standby, s.timeline, t.small, {ENCODED} \
+         t as (select count(*) <= {rows} and coalesce(sum({weight}), 0) <= {bytes} as small from d) \
+         select s.new, s.standby, s.timeline, s.incarnation, t.small, {encoded} \
          from s cross join t left join d on t.small order by d.id",
         rows + 1
     )
@@ -120,7 +112,8 @@ pub fn ids(
     after: i64,
     limit: usize,
 ) -> String {
-    let columns = format!("id, {WEIGHT} as weight");
+    let columns = &outbox.columns;
+    let columns = format!("{} as id, {} as weight", columns.id(), columns.weight());
     let d = difference(outbox, shards, &columns, old, new);
     format!(
         "with d as materialized ({d}), \
@@ -131,11 +124,15 @@ pub fn ids(
 
 /// The rows `ids`, in the order of ids, each behind what [`SERVER`] says. Always returns at least one row.
 pub fn page(outbox: &Outbox, ids: &[i64]) -> String {
-    let table = outbox.table.quoted();
-    let ids = bigint_array(ids);
+    let columns = &outbox.columns;
     format!(
-        "select s.standby, s.timeline, {ENCODED} from (select {SERVER}) s \
-         left join {table} d on d.id = any({ids}) order by d.id"
+        "select s.standby, s.timeline, s.incarnation, {} from (select {SERVER}) s \
+         left join (select {} from {} where {} = any({})) d on true order by d.id",
+        columns.encoded(),
+        columns.stored(),
+        outbox.table.quoted(),
+        columns.row(),
+        bigint_array(ids)
     )
 }
 
@@ -153,17 +150,24 @@ pub fn pending(outbox: &Outbox, shards: Shards, due: Due<'_>, cap: i64) -> Strin
     let old = due.old.sql();
     let skip = due.inside.map_or_else(String::new, |(frozen, last)| {
         format!(
-            " and not (id <= {last} and pg_visible_in_snapshot(xid, {}))",
+            " and not ({} <= {last} and pg_visible_in_snapshot(xid, {}))",
+            outbox.columns.row(),
             frozen.sql()
         )
     });
-    let columns = "xid, created_at";
+    let columns = format!("xid, {} as created_at", outbox.columns.created_at());
     let new = "(select new from s)";
-    let began = began(outbox, shards, columns, &old, new) + &skip;
+    let began = began(outbox, shards, &columns, &old, new) + &skip;
     // The condition belongs to the rows, not to the transactions.
     let ended = format!(
         "select * from ({}) o where true{skip}",
-        ended(outbox, shards, &format!("{columns}, id"), &old, new)
+        ended(
+            outbox,
+            shards,
+            &format!("{columns}, {}", outbox.columns.row()),
+            &old,
+            new
+        )
     );
     format!(
         "with s as materialized (select pg_current_snapshot() as new), \
@@ -193,9 +197,11 @@ pub fn expire(
         }))
         .collect();
     let conditions = conditions.join(" and ");
+    let (row, created_at) = (outbox.columns.row(), outbox.columns.created_at());
     format!(
-        "with oldest as materialized (select id, created_at from {table} where {conditions} order by xid limit {limit}) \
-         delete from {table} where id = any(array(select id from oldest \
+        "with oldest as materialized (select {row} as id, {created_at} as created_at from {table} where {conditions} \
+         order by xid limit {limit}) \
+         delete from {table} where {row} = any(array(select id from oldest \
          where created_at < clock_timestamp() - make_interval(secs => {retention_seconds})))"
     )
 }

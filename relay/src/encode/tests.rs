@@ -15,11 +15,66 @@ fn row() -> Row<'static> {
         traceparent: None,
         payload: Some("7b7d"),
         created_at: "\"2026-01-02T03:04:05.678\"",
+        identity: None,
+    }
+}
+
+fn encoding(format: Format, null_payload: NullPayload) -> Encoding {
+    Encoding {
+        source: "/social/posts".to_owned(),
+        format,
+        null_payload,
     }
 }
 
 fn encoder() -> Encoder {
-    Encoder::new("social", "posts", 1_048_588)
+    limited(1_048_588)
+}
+
+/// What a FanoutTopic has by default.
+pub(crate) fn cloud_events() -> Encoding {
+    encoding(Format::CloudEvents, NullPayload::Empty)
+}
+
+fn limited(max_message_bytes: usize) -> Encoder {
+    Encoder::new(cloud_events(), max_message_bytes)
+}
+
+#[rstest]
+#[case(Format::CloudEvents, NullPayload::Empty, Some(""))]
+#[case(Format::CloudEvents, NullPayload::Tombstone, None)]
+#[case(Format::Debezium, NullPayload::Empty, None)]
+fn a_null_payload_is_a_tombstone_only_where_that_is_asked_for(
+    #[case] format: Format,
+    #[case] null_payload: NullPayload,
+    #[case] value: Option<&str>,
+) {
+    let encoder = Encoder::new(encoding(format, null_payload), 1_000);
+    let null = Row {
+        payload: None,
+        ..row()
+    };
+    assert_eq!(encoder.value(&null), value);
+    assert_eq!(encoder.value(&row()), Some("7b7d"));
+}
+
+#[test]
+fn debezium_needs_nothing_but_the_id() {
+    let encoder = Encoder::new(encoding(Format::Debezium, NullPayload::Empty), 1_000);
+    let bare = Row {
+        r#type: "",
+        headers: Some("[1]"),
+        created_at: "\"infinity\"",
+        ..row()
+    };
+    assert_eq!(encoder.check(&bare), Ok(()));
+    let mut headers = Vec::new();
+    encoder
+        .each_header(&bare, |name, value| {
+            headers.push((name.to_owned(), value.to_owned()));
+        })
+        .unwrap();
+    assert_eq!(headers, [("id".to_owned(), bare.event_id.to_owned())]);
 }
 
 fn headers(row: &Row<'_>) -> Vec<(String, String)> {
@@ -128,9 +183,9 @@ fn a_record_may_fill_the_limit_exactly() {
         .sum();
     let body = 3 + (1 + 1) + (2 + 1000) + 1 + weight;
     let exact = 61 + 2 + body;
-    assert_eq!(Encoder::new("social", "posts", exact).check(&row), Ok(()));
+    assert_eq!(limited(exact).check(&row), Ok(()));
     assert_eq!(
-        Encoder::new("social", "posts", exact - 1).check(&row),
+        limited(exact - 1).check(&row),
         Err(Unencodable::RecordTooLarge)
     );
 }

@@ -16,6 +16,7 @@ const ROW: Row<'static> = Row {
     traceparent: None,
     payload: Some("7b7d"),
     created_at: "\"2026-01-02T03:04:05.678\"",
+    identity: None,
 };
 
 /// A producer whose principal may not write is dead before its first record. A batch of which it took nothing, or
@@ -38,7 +39,7 @@ fn a_batch_that_a_dead_producer_does_not_take_has_failed() {
         );
         std::thread::yield_now();
     }
-    let encoder = Encoder::new("social", "posts", 1_000_000);
+    let encoder = Encoder::new(crate::encode::tests::cloud_events(), 1_000_000);
     let tracker = Tracker::new();
     let sent = producer.send(&ROW, &encoder, &tracker, &mut Vec::new());
     tracker.close();

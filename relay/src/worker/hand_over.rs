@@ -11,7 +11,7 @@ use crate::source::classify;
 impl Worker {
     /// Decides which rows of `batch` are set aside.
     pub(super) fn plan(&self, batch: &Batch, encoder: &Encoder) -> Result<Plan, Pass> {
-        let mut plan = Plan::default();
+        let mut plan = Plan::new(self.shared.on_parked);
         for row in batch.rows() {
             let row = row.map_err(|error| classify(&error))?;
             plan.add(&self.held, row.id, row.key, encoder.check(&row));
@@ -36,10 +36,11 @@ impl Worker {
     }
 
     /// Commits `rows` to `fanout.parked`.
-    pub(super) async fn park(&self, rows: Vec<Parked>) -> Result<(), Pass> {
+    pub(super) async fn park(&mut self, rows: Vec<Parked>) -> Result<(), Pass> {
         if rows.is_empty() {
             return Ok(());
         }
+        self.unsettled = true;
         if !park::store(&self.shared.source, &self.fence, &rows).await? {
             return Err(Pass::Ended(Ended::Fenced));
         }

@@ -1,13 +1,14 @@
 //! The batch after the stored position, record by record: finds the one that the broker refuses.
 
 use super::{Ended, HAND_OVER_MARGIN, PURGE_MARGIN, Pass, STALLED, TICK, Worker};
-use crate::broker;
 use crate::claim::Batch;
 use crate::claim::row::Row;
-use crate::encode::{Encoder, Unencodable};
+use crate::encode::Encoder;
+use crate::kafka_error;
 use crate::park::Parked;
 use crate::produce::{Producer, Tracker};
 use crate::source::classify;
+use fanout_contract::relay::OnParked;
 use fanout_runtime::clock;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +26,9 @@ impl Worker {
     async fn try_one_by_one(&mut self, stop: &CancellationToken) -> Result<(), Pass> {
         let max_message_bytes = self.shared.broker.max_message_bytes().await?;
         let encoder = self.encoder(max_message_bytes);
-        let mut reader = self.reader();
+        let mut claimer = self.claimer();
         let batch = loop {
-            let batch = reader.next().await?;
+            let batch = claimer.next().await?;
             if !batch.is_empty() {
                 break batch;
             }
@@ -35,7 +36,7 @@ impl Worker {
             if stop.is_cancelled() {
                 return Err(Pass::Ended(Ended::Stopped));
             }
-            if matches!(batch.kind, crate::claim::Kind::Idle) {
+            if matches!(batch.kind, crate::claim::Kind::Idle) || self.has_arrived() {
                 return Ok(());
             }
         };
@@ -85,13 +86,14 @@ impl Worker {
                 Err(pass) => {
                     // It is of no use after a failure.
                     ready.stop().await;
-                    let Pass::Refused = pass else {
+                    let Pass::Refused(reason) = pass else {
                         return Err(pass);
                     };
-                    let reason = Some(Unencodable::RecordRefused);
-                    let id = row.id;
+                    let (id, reason) = (row.id, Some(reason));
                     self.park(vec![Parked { id, reason }]).await?;
-                    self.held.extend(row.key.map(str::to_owned));
+                    if self.shared.on_parked == OnParked::Block {
+                        self.held.extend(row.key.map(str::to_owned));
+                    }
                 }
             }
         }
@@ -99,18 +101,13 @@ impl Worker {
     }
 
     /// Sends one record and waits for its answer.
-    async fn send_one(
+    pub(super) async fn send_one(
         &self,
         row: &Row<'_>,
         encoder: &Encoder,
         producer: &Producer,
     ) -> Result<(), Pass> {
-        while self.left() < HAND_OVER_MARGIN {
-            if self.left() < PURGE_MARGIN {
-                return Err(Pass::Ended(Ended::Fenced));
-            }
-            tokio::time::sleep(TICK).await;
-        }
+        self.room().await?;
         let tracker = Tracker::new();
         let since = clock::now();
         let handed = producer.send(row, encoder, &tracker, &mut Vec::new());
@@ -118,13 +115,36 @@ impl Worker {
         if let Err(code) = handed {
             return Err(self.refused_or_failed(code));
         }
+        self.answered(producer, &tracker, since).await?;
+        self.shared
+            .stats
+            .published(1, clock::now().saturating_sub(since));
+        Ok(())
+    }
+
+    /// Waits until enough of the lease is left to hand something over.
+    pub(super) async fn room(&self) -> Result<(), Pass> {
+        while self.left() < HAND_OVER_MARGIN {
+            if self.left() < PURGE_MARGIN {
+                return Err(Pass::Ended(Ended::Fenced));
+            }
+            tokio::time::sleep(TICK).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything of `tracker`, handed over at `since`, is answered.
+    pub(super) async fn answered(
+        &self,
+        producer: &Producer,
+        tracker: &Tracker,
+        since: Duration,
+    ) -> Result<(), Pass> {
         loop {
             if let Some(code) = producer.failure() {
                 return Err(self.refused_or_failed(code));
             }
             if tracker.is_done() {
-                let took = clock::now().saturating_sub(since);
-                self.shared.stats.published(1, took);
                 self.shared.stats.broker(Ok(()));
                 return Ok(());
             }
@@ -133,7 +153,7 @@ impl Worker {
             }
             if clock::now().saturating_sub(since) > STALLED {
                 let code = producer.connection_error();
-                return Err(Pass::Failed(broker::classify(
+                return Err(Pass::Failed(kafka_error::explain(
                     code,
                     &self.shared.broker.topic,
                 )));
@@ -145,11 +165,10 @@ impl Worker {
         }
     }
 
-    fn refused_or_failed(&self, code: rdkafka::types::RDKafkaErrorCode) -> Pass {
-        if broker::refuses_record(code) {
-            Pass::Refused
-        } else {
-            Pass::Failed(broker::classify(Some(code), &self.shared.broker.topic))
+    pub(super) fn refused_or_failed(&self, code: rdkafka::types::RDKafkaErrorCode) -> Pass {
+        match kafka_error::refusal(code) {
+            Some(reason) => Pass::Refused(reason),
+            None => Pass::Failed(kafka_error::explain(Some(code), &self.shared.broker.topic)),
         }
     }
 }

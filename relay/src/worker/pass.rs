@@ -1,28 +1,31 @@
-//! A pass: batches read ahead, several in flight, positions stored in order.
+//! A pass: batches claimed ahead, several in flight, completions stored in order.
 
 use super::hand_over::hand_over;
 use super::store::{Append, outcome};
 use super::{
-    Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SLOW, STALLED, Sent,
-    TICK, Worker, halved,
+    Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SETTLE, SLOW,
+    STALLED, Sent, TICK, Worker, halved,
 };
 use crate::broker;
 use crate::claim::snapshot::Limits;
-use crate::claim::{Batch, Kind};
+use crate::claim::{Batch, Completion, Kind};
 use crate::encode::Encoder;
+use crate::kafka_error::{self, Meaning};
 use crate::park::Plan;
 use crate::position::Position;
 use crate::produce::Producer;
-use crate::source::Failure;
+use crate::source::{Failure, STATEMENT_TIMEOUT};
 use fanout_runtime::clock;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// What a pass has under way.
 struct Flight {
+    began: Duration,
     producer: Arc<Producer>,
     encoder: Encoder,
     batches: mpsc::Receiver<Result<Batch, Failure>>,
@@ -31,9 +34,9 @@ struct Flight {
     rows: usize,
     bytes: usize,
     /// Acknowledged; not yet being stored.
-    acknowledged: Option<Position>,
+    acknowledged: Option<Completion>,
     append: Option<Append>,
-    /// Must be stored before anything more is handed over.
+    /// A position that must be stored before anything more is handed over.
     gate: Option<Position>,
     /// Has rows to park: waits until nothing is in flight, because parking may take long.
     waiting: Option<(Batch, Plan)>,
@@ -74,6 +77,8 @@ impl Flight {
             && self.waiting.is_none()
             && self.rows < self.limits.rows
             && self.bytes < self.limits.bytes
+            // A database that is slower than the brokers is waited for.
+            && self.acknowledged.as_ref().map_or(0, Completion::rows) < self.limits.rows
             && self.age(now) < SLOW
             && left >= HAND_OVER_MARGIN
     }
@@ -93,8 +98,9 @@ impl Worker {
         self.shared.stats.broker_reached();
         // One batch waits, one is being read: more would only cost memory.
         let (sender, batches) = mpsc::channel(1);
-        let reader = tokio::spawn(self.reader().run(sender, self.shared.stats.polls.clone()));
+        let claimer = tokio::spawn(self.claimer().run(sender, self.shared.stats.polls.clone()));
         let mut flight = Flight {
+            began: clock::now(),
             encoder: self.encoder(max_message_bytes),
             producer,
             batches,
@@ -114,24 +120,25 @@ impl Worker {
                 break pass;
             }
         };
-        reader.abort();
-        self.land(flight, ended).await
+        self.land(flight, claimer, ended).await
     }
 
     /// One turn of the loop: looks at what changed, then waits for the next change.
     async fn turn(&mut self, flight: &mut Flight, stop: &CancellationToken) -> Result<(), Pass> {
         self.harvest(flight);
         if let Some(code) = flight.producer.failure() {
-            return Err(if broker::refuses_record(code) {
-                Pass::Refused
-            } else {
-                Pass::Failed(self.explain(flight, Some(code)))
-            });
+            return Err(kafka_error::refusal(code).map_or_else(
+                || Pass::Failed(self.explain(flight, Some(code))),
+                Pass::Refused,
+            ));
         }
         if flight.append.is_none()
-            && let Some(position) = flight.acknowledged.take()
+            && let Some(completion) = flight.acknowledged.take()
         {
-            flight.append = Some(self.append(position));
+            flight.append = Some(self.append(completion));
+        }
+        if self.has_arrived() && flight.ending.is_none() {
+            flight.ending = Some(Pass::Ended(Ended::Stopped));
         }
         if flight.is_empty()
             && let Some(ending) = flight.ending.take()
@@ -147,16 +154,23 @@ impl Worker {
         if flight.age(now) > STALLED {
             return Err(Pass::Failed(self.explain(flight, None)));
         }
+        // A row is parked only when everything before it is stored: what is parked beyond the stored position is then of
+        // the very next batch, which the next position passes.
         if flight.sent.is_empty()
+            && flight.append.is_none()
             && let Some(waiting) = flight.waiting.take()
         {
             return self.take_waiting(flight, waiting).await;
         }
+        if flight.ending.is_none() && self.releases(flight, now) {
+            flight.ending = Some(Pass::Release);
+            return Ok(());
+        }
         let takes_more = flight.takes_more(now, left);
         tokio::select! {
-            rows = outcome(flight.append.as_mut()) => {
+            holds = outcome(flight.append.as_mut()) => {
                 if let Some(append) = flight.append.take() {
-                    self.appended(append, rows)?;
+                    self.appended(append, holds)?;
                     if flight.gate.as_ref() == Some(&self.stored) {
                         flight.gate = None;
                     }
@@ -166,7 +180,7 @@ impl Worker {
             batch = flight.batches.recv(), if takes_more => match batch {
                 Some(Ok(batch)) => self.take(flight, batch)?,
                 Some(Err(failure)) => return Err(failure.into()),
-                // The reader sends an error before it ends; it panicked.
+                // The claimer sends an error before it ends; it panicked.
                 None => return Err(crate::source::failure(
                     fanout_contract::reason::SourceError::SourceQueryFailed, "reading stopped").into()),
             },
@@ -180,8 +194,8 @@ impl Worker {
 
     /// Takes a batch: hands it over, or lets it wait where rows must be parked first.
     fn take(&mut self, flight: &mut Flight, batch: Batch) -> Result<(), Pass> {
-        if batch.kind == Kind::Begin {
-            flight.gate = Some(batch.after.clone());
+        if let (Kind::Begin, Completion::Position(begin)) = (batch.kind, &batch.after) {
+            flight.gate = Some(begin.clone());
         }
         let plan = self.plan(&batch, &flight.encoder)?;
         if plan.parked.is_empty() {
@@ -219,12 +233,20 @@ impl Worker {
                 self.shared.stats.published(sent.rows, took);
                 self.shared.stats.broker(Ok(()));
             }
-            flight.acknowledged = Some(sent.after);
+            flight.acknowledged = Some(and(flight.acknowledged.take(), sent.after));
             flight.harvested += 1;
         }
         if self.halvings > 0 && flight.harvested >= RECOVERED && flight.ending.is_none() {
             flight.ending = Some(Pass::Recovered);
         }
+    }
+
+    /// True where parked rows are to be released or dropped and may be: the stored position has passed them, or a pass that
+    /// has nothing to do can find out. Nothing is published meanwhile, so new rows of their keys come after them.
+    fn releases(&self, flight: &Flight, now: Duration) -> bool {
+        let asked = self.releasing || self.shared.stats.is_release_asked(self.fence.range);
+        let idle = || flight.is_empty() && now.saturating_sub(flight.began) > SETTLE;
+        asked && (!self.unsettled || idle())
     }
 
     /// The failure behind `code`; the connection's own error says more than a timeout.
@@ -233,20 +255,32 @@ impl Worker {
         flight: &Flight,
         code: Option<rdkafka::types::RDKafkaErrorCode>,
     ) -> broker::Failure {
-        let code = code.filter(|code| broker::is_specific(*code));
+        let code = code.filter(|code| kafka_error::meaning(*code) != Meaning::Unclear);
         let code = code.or_else(|| flight.producer.connection_error());
-        broker::classify(code, &self.shared.broker.topic)
+        kafka_error::explain(code, &self.shared.broker.topic)
     }
 
     /// Ends a pass: nothing is sent any more, and what was acknowledged meanwhile is stored.
-    async fn land(&mut self, mut flight: Flight, ended: Pass) -> Pass {
+    async fn land(&mut self, mut flight: Flight, mut claimer: JoinHandle<()>, ended: Pass) -> Pass {
         flight.producer.stop().await;
+        flight.batches.close();
+        let mut ended = ended;
+        // The next pass of this term begins with what the last claim left: it must be over. A new term fences it.
+        if matches!(ended, Pass::Ended(_)) {
+            claimer.abort();
+        } else if tokio::time::timeout(STATEMENT_TIMEOUT, &mut claimer)
+            .await
+            .is_err()
+        {
+            claimer.abort();
+            ended = Pass::Ended(Ended::Fenced);
+        }
         if matches!(ended, Pass::Ended(Ended::Fenced | Ended::Source(_))) {
             return ended;
         }
         if let Some(mut append) = flight.append.take() {
-            let rows = append.outcome().await;
-            if let Err(pass) = self.appended(append, rows) {
+            let holds = append.outcome().await;
+            if let Err(pass) = self.appended(append, holds) {
                 return pass;
             }
         }
@@ -255,13 +289,21 @@ impl Worker {
             .sent
             .pop_front_if(|sent| sent.tracker.is_done() && !sent.tracker.has_failed())
         {
-            last = Some(sent.after);
+            last = Some(and(last, sent.after));
         }
-        if let Some(position) = last
-            && let Err(pass) = self.store(position).await
+        if let Some(completion) = last
+            && let Err(pass) = self.store(completion).await
         {
             return pass;
         }
         ended
+    }
+}
+
+/// `later`, and what was not stored before it.
+fn and(before: Option<Completion>, later: Completion) -> Completion {
+    match before {
+        Some(before) => before.and(later),
+        None => later,
     }
 }

@@ -1,6 +1,7 @@
-//! Appending positions, one at a time, in the order in which batches were acknowledged.
+//! Storing completions, one at a time, in the order in which batches were acknowledged.
 
 use super::{Ended, Pass, Worker};
+use crate::claim::{Completion, holds};
 use crate::position::{self, Position};
 use crate::source::Failure;
 use futures::FutureExt as _;
@@ -13,37 +14,48 @@ const PRUNE: usize = 1000;
 /// A position is removed every so many appends.
 const PRUNE_EVERY: i64 = 100;
 
-/// An append under way.
+/// A completion that is being stored.
 pub(super) struct Append {
-    position: Position,
-    statement: BoxFuture<'static, Result<u64, Failure>>,
+    completion: Completion,
+    statement: BoxFuture<'static, Result<bool, Failure>>,
 }
 
 impl Append {
-    /// Its outcome: rows inserted. Cancel-safe.
-    pub(super) async fn outcome(&mut self) -> Result<u64, Failure> {
+    /// Its outcome: false when the lease is lost. Cancel-safe.
+    pub(super) async fn outcome(&mut self) -> Result<bool, Failure> {
         (&mut self.statement).await
     }
 }
 
 impl Worker {
-    /// Starts to append `position`.
-    pub(super) fn append(&mut self, position: Position) -> Append {
+    /// Starts to store `completion`.
+    pub(super) fn append(&mut self, completion: Completion) -> Append {
         self.seq += 1;
         let seq = self.seq;
-        let sql = position::append(&self.fence, seq, &position, &self.history);
-        let prune = position::prune(&self.fence, seq, KEEP, PRUNE);
         let source = self.shared.source.clone();
-        let statement = async move {
-            let appended = source.execute(sql).await?;
-            if seq % PRUNE_EVERY == 1 {
-                source.execute(prune).await?;
+        let statement = match &completion {
+            Completion::Position(position) => {
+                let sql = position::append(&self.fence, seq, position, &self.history);
+                let prune = position::prune(&self.fence, seq, KEEP, PRUNE);
+                async move {
+                    let appended = source.execute(sql).await?;
+                    if seq % PRUNE_EVERY == 1 {
+                        source.execute(prune).await?;
+                    }
+                    Ok(appended > 0)
+                }
+                .boxed()
             }
-            Ok(appended)
+            // Nothing was claimed.
+            Completion::Rows(ids) if ids.is_empty() => std::future::ready(Ok(true)).boxed(),
+            Completion::Rows(ids) => {
+                let sql = source.outbox.complete(&self.fence, ids);
+                async move { holds(&source.query(sql).await?) }.boxed()
+            }
         };
         Append {
-            position,
-            statement: statement.boxed(),
+            completion,
+            statement,
         }
     }
 
@@ -51,29 +63,42 @@ impl Worker {
     pub(super) fn appended(
         &mut self,
         append: Append,
-        rows: Result<u64, Failure>,
+        holds: Result<bool, Failure>,
     ) -> Result<(), Pass> {
-        match rows {
-            Ok(0) => Err(Pass::Ended(Ended::Fenced)),
-            Ok(_) => {
-                self.stored = append.position;
-                self.report();
+        match holds {
+            Ok(false) => Err(Pass::Ended(Ended::Fenced)),
+            Ok(true) => {
+                self.completions += 1;
+                // Inside a large difference, rows behind this page may be parked already.
+                if !matches!(
+                    append.completion,
+                    Completion::Position(Position::Inside { .. })
+                ) {
+                    self.unsettled = false;
+                }
+                match append.completion {
+                    Completion::Position(position) => {
+                        self.stored = position;
+                        self.report();
+                    }
+                    Completion::Rows(ids) => self.taken.remove(&ids),
+                }
                 Ok(())
             }
             Err(failure) => Err(Pass::Ended(Ended::Source(failure))),
         }
     }
 
-    /// Appends `position` and waits for it.
-    pub(super) async fn store(&mut self, position: Position) -> Result<(), Pass> {
-        let mut append = self.append(position);
-        let rows = append.outcome().await;
-        self.appended(append, rows)
+    /// Stores `completion` and waits for it.
+    pub(super) async fn store(&mut self, completion: Completion) -> Result<(), Pass> {
+        let mut append = self.append(completion);
+        let holds = append.outcome().await;
+        self.appended(append, holds)
     }
 }
 
 /// Waits for an append, or for ever when there is none. Cancel-safe.
-pub(super) async fn outcome(append: Option<&mut Append>) -> Result<u64, Failure> {
+pub(super) async fn outcome(append: Option<&mut Append>) -> Result<bool, Failure> {
     match append {
         Some(append) => append.outcome().await,
         None => std::future::pending().await,

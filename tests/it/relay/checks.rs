@@ -50,6 +50,25 @@ async fn a_missing_or_older_schema_is_found() {
 }
 
 #[tokio::test]
+async fn an_older_schema_is_brought_up_to_date_by_its_step() {
+    let sandbox = sandbox("check_upgrade").await;
+    let older = "alter table fanout.parked drop column action;
+         alter table fanout.ranges drop column predecessors;
+         revoke delete on fanout.ranges, fanout.leases from fanout_relay;
+         revoke update on fanout.parked from fanout_relay;
+         delete from fanout.schema_version where version >= 2";
+    execute(&sandbox, older).await;
+    let failure = finding(&sandbox, &sandbox.relay_config()).await.unwrap();
+    assert_eq!(failure.class, SourceError::SchemaOutdated);
+    assert!(failure.message.contains("version 1"), "{failure:?}");
+    let step = fanout_tests::documents::root().join("manifests/sql/upgrade/2-parked-actions.sql");
+    let step = std::fs::read_to_string(step).unwrap();
+    let server = fanout_tests::services::postgres();
+    server.psql(&sandbox.database, &step, &[]).unwrap();
+    assert_eq!(finding(&sandbox, &sandbox.relay_config()).await, None);
+}
+
+#[tokio::test]
 async fn a_missing_table_and_one_that_is_none_are_found() {
     let class = SourceError::TableMissing;
     broken(
@@ -75,7 +94,7 @@ async fn missing_and_wrong_columns_are_found() {
     .await;
     broken(
         "check_type",
-        "alter table outbox alter payload type text using ''",
+        "alter table outbox alter payload type int using 0",
         class,
         "\"payload\"",
     )
@@ -213,12 +232,13 @@ async fn missing_rights_are_found() {
 async fn a_connection_that_can_not_be_made_has_a_class() {
     let sandbox = sandbox("check_connection").await;
     let refused = async |url: &str| {
-        let SourceConfig::Postgres(postgres) = sandbox.relay_config().source;
+        let config = sandbox.relay_config();
+        let SourceConfig::Postgres(postgres) = &config.source;
         let mut files = fanout_runtime::config::Files(sandbox.secret_files());
         files
             .0
             .insert(postgres.url_file.clone(), url.as_bytes().to_vec());
-        let failure = fanout_relay::source::Source::connect(&postgres, &files)
+        let failure = fanout_relay::source::Source::connect(&config, &files)
             .await
             .unwrap_err();
         assert!(

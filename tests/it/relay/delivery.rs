@@ -141,7 +141,7 @@ async fn records_are_what_the_row_says() {
         &sandbox,
         r#"insert into outbox (topic, key, type, headers, traceparent, content_type, payload) values
              ('posts', 'k', 'full', '{"x-tenant": "7", "ce_tenant": "eu"}', '00-a-b-01', 'text/plain', '\x00ff27'),
-             ('posts', null, 'tombstone', null, null, 'application/json', null),
+             ('posts', null, 'nothing', null, null, 'application/json', null),
              ('posts', '', 'empty', null, null, 'application/json', ''),
              ('other', 'k', 'of another topic', null, null, 'application/json', '')"#,
     )
@@ -171,16 +171,38 @@ async fn records_are_what_the_row_says() {
     );
     assert_eq!(attributes.source, format!("/{}/posts", sandbox.namespace));
     assert!(attributes.time.is_some_and(|time| time.ends_with('Z')));
-    let tombstone = record("tombstone");
+    let nothing = record("nothing");
     assert_eq!(
-        (tombstone.key.as_deref(), tombstone.payload.as_deref()),
-        (None, None)
+        (nothing.key.as_deref(), nothing.payload.as_deref()),
+        (None, Some(&b""[..])),
+        "no tombstone"
     );
     let empty = record("empty");
     assert_eq!(
         (empty.key.as_deref(), empty.payload.as_deref()),
         (Some(&b""[..]), Some(&b""[..]))
     );
+}
+
+#[tokio::test]
+async fn a_null_payload_is_a_tombstone_where_that_is_asked_for() {
+    let sandbox = sandbox("relay_tombstone").await;
+    let mut config = sandbox.relay_config();
+    config.null_payload = fanout_contract::relay::NullPayload::Tombstone;
+    let _relay = Relay::start(&sandbox, "a", &config).await;
+    super::execute(
+        &sandbox,
+        "insert into outbox (topic, key, type) values ('posts', 'k', 'deleted')",
+    )
+    .await;
+    settled(&sandbox, &Journal::default()).await;
+    let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
+    let record = log.records.first().unwrap();
+    assert_eq!(
+        (record.key.as_deref(), &record.payload),
+        (Some(&b"k"[..]), &None)
+    );
+    assert_eq!(record.attributes().r#type, "deleted");
 }
 
 #[tokio::test]
@@ -205,4 +227,58 @@ async fn rows_without_a_key_spread_over_partitions() {
         }
     })
     .await;
+}
+
+/// A key of another type is the record's key as text, also where its row is parked.
+#[tokio::test]
+async fn keys_of_other_types_are_their_text() {
+    let sandbox = sandbox("relay_key_types").await;
+    let outbox = fanout_tests::documents::root().join("manifests/sql/10-outbox.sql");
+    let outbox = std::fs::read_to_string(outbox).unwrap();
+    for (r#type, key) in [
+        ("uuid", "6f1c1f5e-8a55-4f0e-9d0b-0c9a3c1c9a11"),
+        ("bigint", "9007199254740993"),
+    ] {
+        let table = format!("public.outbox_{type}", r#type = r#type);
+        let script = outbox.replace(
+            "key          text",
+            &format!("key          {type}", r#type = r#type),
+        );
+        fanout_tests::services::postgres()
+            .psql(&sandbox.database, &script, &[("table", &table)])
+            .unwrap();
+        let topic = format!("{}.{type}", sandbox.namespace, r#type = r#type);
+        let kafka = fanout_tests::services::kafka();
+        kafka.create_topic(&topic, 3, &[]).await;
+        let mut config = sandbox.relay_config();
+        let fanout_contract::relay::Source::Postgres(postgres) = &mut config.source;
+        postgres.table.clone_from(&table);
+        let fanout_contract::relay::Broker::Kafka(target) = &mut config.broker;
+        target.topic.clone_from(&topic);
+        let _relay = Relay::start(&sandbox, r#type, &config).await;
+        super::execute(
+            &sandbox,
+            &format!(
+                "insert into {table} (topic, key, type) values ('posts', '{key}', 't'), ('posts', null, 't'), ('posts', '{key}', '')"
+            ),
+        )
+        .await;
+        eventually(LIMIT, "two are published and one is parked", async || {
+            let log = Log::read(&sandbox.bootstrap, &topic).await;
+            let keys: HashSet<Option<String>> = log
+                .records
+                .iter()
+                .map(|record| record.key.clone().map(|key| String::from_utf8(key).unwrap()))
+                .collect();
+            let parked = format!("select string_agg(key || ':' || reason, ' ') from fanout.parked where key = '{key}'");
+            let parked = super::value(&sandbox, &parked).await;
+            let both = HashSet::from([Some(key.to_owned()), None]);
+            if keys == both && parked == Some(format!("{key}:TypeEmpty")) {
+                Ok(())
+            } else {
+                Err(format!("{keys:?}, parked {parked:?}"))
+            }
+        })
+        .await;
+    }
 }

@@ -141,7 +141,11 @@ async fn whoever_lost_its_lease_can_neither_store_nor_park() {
     let view = lease::look(&source, &old, std::slice::from_ref(&zombie.fence))
         .await
         .unwrap();
-    assert!(view.ranges.iter().all(|range| !range.mine));
+    assert!(
+        view.ranges
+            .iter()
+            .all(|range| range.holder.as_deref() != Some("old"))
+    );
     lease::release(&source, &zombie.fence).await.unwrap();
     assert!(
         lease::acquire(&source, &old, range)

@@ -7,7 +7,7 @@ use fanout_tests::{Sandbox, eventually, services};
 use rdkafka::admin::{AdminOptions, AlterConfig, ResourceSpecifier};
 
 /// Types of the records in the topic, by the number in the subject.
-async fn published(sandbox: &Sandbox) -> Vec<i64> {
+pub(super) async fn published(sandbox: &Sandbox) -> Vec<i64> {
     let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
     let mut numbers: Vec<i64> = log
         .records
@@ -20,7 +20,7 @@ async fn published(sandbox: &Sandbox) -> Vec<i64> {
     numbers
 }
 
-async fn expect_published(sandbox: &Sandbox, numbers: &[i64]) {
+pub(super) async fn expect_published(sandbox: &Sandbox, numbers: &[i64]) {
     eventually(LIMIT, "the other rows arrive", async || {
         let found = published(sandbox).await;
         if found == numbers {
@@ -33,7 +33,7 @@ async fn expect_published(sandbox: &Sandbox, numbers: &[i64]) {
 }
 
 /// `number`, `key` and payload size of one row.
-fn row(number: i64, key: &str, bytes: usize) -> String {
+pub(super) fn row(number: i64, key: &str, bytes: usize) -> String {
     // Random bytes: compression must not decide.
     format!(
         "insert into outbox (topic, key, type, subject, payload) values ('posts', {key}, 't', '{number}',
@@ -42,7 +42,7 @@ fn row(number: i64, key: &str, bytes: usize) -> String {
     )
 }
 
-async fn parked(sandbox: &Sandbox) -> Option<String> {
+pub(super) async fn parked(sandbox: &Sandbox) -> Option<String> {
     value(
         sandbox,
         "select string_agg(subject || ':' || coalesce(reason, 'held'), ' ' order by id) from fanout.parked",
@@ -172,12 +172,17 @@ async fn a_limit_lowered_behind_the_relays_back_parks_the_row_and_keeps_order() 
     // Row 100 has key 2; of that key, what came before it goes out, what comes after it is held.
     let expected: Vec<i64> = (1..200).filter(|n| n % 7 != 100 % 7 || *n < 100).collect();
     expect_published(&sandbox, &expected).await;
-    let reason = value(
-        &sandbox,
-        "select reason from fanout.parked where subject = '100'",
-    )
+    eventually(LIMIT, "the row is parked", async || {
+        let reason = "select reason from fanout.parked where subject = '100'";
+        match value(&sandbox, reason).await.as_deref() {
+            None => Err("not yet".to_owned()),
+            reason => {
+                assert_eq!(reason, Some("RecordTooLarge"));
+                Ok(())
+            }
+        }
+    })
     .await;
-    assert_eq!(reason.as_deref(), Some("RecordTooLarge"));
     let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
     // The first occurrences of a key's rows are in order.
     let mut seen = std::collections::HashSet::new();
@@ -194,7 +199,7 @@ async fn a_limit_lowered_behind_the_relays_back_parks_the_row_and_keeps_order() 
     }
 }
 
-async fn set_limit(sandbox: &Sandbox, bytes: &str) {
+pub(super) async fn set_limit(sandbox: &Sandbox, bytes: &str) {
     let change = AlterConfig::new(ResourceSpecifier::Topic(&sandbox.kafka_topic))
         .set("max.message.bytes", bytes);
     let altered = services::kafka()

@@ -2,9 +2,9 @@
 
 use super::{execute, sandbox, source, value};
 use fanout_relay::claim::snapshot::{self, Limits, Snapshot};
-use fanout_relay::claim::{Kind, Reader, Shards};
+use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
-use fanout_relay::position::{History, Position};
+use fanout_relay::position::{History, INCARNATION, Position};
 use fanout_tests::Sandbox;
 use fanout_tests::checker::load;
 use fanout_tests::checker::writer::Writer;
@@ -45,6 +45,7 @@ async fn history(sandbox: &Sandbox) -> History {
             .parse()
             .unwrap(),
         timeline: column("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)").await,
+        incarnation: column(INCARNATION).await.parse().unwrap(),
     }
 }
 
@@ -127,7 +128,9 @@ async fn a_large_difference_is_frozen_and_read_in_pages() {
         let batch = reader.next().await.unwrap();
         kinds.push(batch.kind);
         let page: Vec<i64> = batch.rows().map(|row| row.unwrap().id).collect();
-        if let (Position::Inside { last_id, .. }, Some(last)) = (&batch.after, page.last()) {
+        if let (Completion::Position(Position::Inside { last_id, .. }), Some(last)) =
+            (&batch.after, page.last())
+        {
             assert_eq!(last_id, last);
         }
         read.extend(page);
@@ -137,7 +140,7 @@ async fn a_large_difference_is_frozen_and_read_in_pages() {
     assert_eq!(ids(&mut reader).await, [26]);
 
     // A reader that begins inside goes on behind the last id.
-    let Position::Inside { old, new, .. } = begin.after else {
+    let Completion::Position(Position::Inside { old, new, .. }) = begin.after else {
         panic!("a large difference begins inside");
     };
     let inside = Position::Inside {
@@ -318,7 +321,7 @@ async fn pending_rows_are_counted_from_either_kind_of_position() {
     super::insert(&sandbox, 30, 3).await;
     let source = source(&sandbox).await;
     let count = async |position: &Position, cap| -> String {
-        let sql = snapshot::pending(&source.outbox, ALL, position.due(), cap);
+        let sql = source.outbox.pending(ALL, position, cap);
         let rows = source.query(sql).await.unwrap();
         fanout_relay::claim::row::text(&rows[0], 0)
             .unwrap()

@@ -27,6 +27,8 @@ pub struct Options {
     pub hold: Duration,
     /// Approximate size of a payload, bytes.
     pub payload_bytes: usize,
+    /// Each writer rests so long after a transaction.
+    pub rest: Duration,
     /// Also use prepared transactions.
     pub prepared: bool,
     /// What the writers do is drawn from this seed; when they do it is the scheduler's choice.
@@ -41,6 +43,7 @@ impl Default for Options {
             transactions: 2_000,
             hold: Duration::from_secs(2),
             payload_bytes: 100,
+            rest: Duration::ZERO,
             prepared: true,
             seed: 1,
         }
@@ -97,6 +100,7 @@ impl Journal {
 pub struct Load {
     writers: JoinSet<sqlx::Result<Journal>>,
     done: Arc<AtomicU64>,
+    events: Arc<AtomicU64>,
     stop: CancellationToken,
 }
 
@@ -117,6 +121,7 @@ impl Load {
     pub async fn start(sandbox: &Sandbox, options: &Options) -> Self {
         create_keys(sandbox, options.keys).await;
         let done = Arc::new(AtomicU64::new(0));
+        let events = Arc::new(AtomicU64::new(0));
         let stop = CancellationToken::new();
         let mut writers = JoinSet::new();
         for number in 0..options.writers {
@@ -124,7 +129,9 @@ impl Load {
                 .await
                 .expect("the application connects");
             let task = Task {
-                writer: writer.payload_bytes(options.payload_bytes),
+                writer: writer
+                    .payload_bytes(options.payload_bytes)
+                    .counted(Arc::clone(&events)),
                 rng: StdRng::seed_from_u64(options.seed.wrapping_add(number)),
                 name: format!("{}-{number}", sandbox.database),
                 options: options.clone(),
@@ -136,6 +143,7 @@ impl Load {
         Self {
             writers,
             done,
+            events,
             stop,
         }
     }
@@ -143,6 +151,11 @@ impl Load {
     /// Transactions that ended so far.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
+    }
+
+    /// Events that were written so far, whatever became of them.
+    pub fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
     }
 
     /// Makes the writers stop after their present transactions.
@@ -196,6 +209,9 @@ impl Task {
             match self.transaction(number).await {
                 Err(error) if writer::is_broken(&error) => self.recover().await,
                 ended => ended?,
+            }
+            if !self.options.rest.is_zero() {
+                tokio::time::sleep(self.options.rest).await;
             }
         }
         Ok(self.writer.into_journal())

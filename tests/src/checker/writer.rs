@@ -3,6 +3,8 @@
 use super::load::{Journal, Outcome};
 use sqlx::postgres::PgConnection;
 use sqlx::{AssertSqlSafe, Connection as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A connection of the application's role. Every event gets the next number of its key, under the lock on the key's
 /// row that the transaction keeps until it ends: so the numbers rise in commit order.
@@ -17,6 +19,7 @@ pub struct Writer {
     /// Ids taken back to a savepoint.
     taken_back: Vec<String>,
     journal: Journal,
+    events: Arc<AtomicU64>,
 }
 
 impl Writer {
@@ -30,6 +33,7 @@ impl Writer {
             open: Vec::new(),
             taken_back: Vec::new(),
             journal: Journal::default(),
+            events: Arc::default(),
         })
     }
 
@@ -37,6 +41,13 @@ impl Writer {
     #[must_use]
     pub fn payload_bytes(mut self, bytes: usize) -> Self {
         self.payload_bytes = bytes;
+        self
+    }
+
+    /// Counts its events in `events`, too.
+    #[must_use]
+    pub(super) fn counted(mut self, events: Arc<AtomicU64>) -> Self {
+        self.events = events;
         self
     }
 
@@ -87,6 +98,7 @@ impl Writer {
         .fetch_one(&mut self.connection)
         .await?;
         self.open.push(id.clone());
+        self.events.fetch_add(1, Ordering::Relaxed);
         Ok(id)
     }
 

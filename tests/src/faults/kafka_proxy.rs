@@ -1,4 +1,4 @@
-//! Stands between an operator and a broker: counts the requests that change something, and does to them what the rules say.
+//! Stands between a program and a broker: counts the requests that change something, and does to them what the rules say.
 //!
 //! A broker tells its clients where it is, so a proxy needs a listener of its own there: a [`Lane`].
 
@@ -55,7 +55,7 @@ impl KafkaProxy {
     ///
     /// # Errors
     /// Somebody else took the port.
-    pub async fn start(broker: &'static Kafka) -> anyhow::Result<Self> {
+    pub async fn start(broker: &Kafka) -> anyhow::Result<Self> {
         let lane = broker.lane().await;
         let script = Arc::new(Script::default());
         let gate = Gate::open_at(lane.advertised, pass(Arc::clone(&script), lane.port)).await?;

@@ -10,7 +10,7 @@ pub use lane::Lane;
 use self::credentials::{Certificates, KEY_STORE};
 use self::lane::Lanes;
 use super::child::{Process, Signal, Spec};
-use super::{dirs, ports, run, say};
+use super::{dirs, maven, ports, run, say};
 use crate::{Deadline, eventually};
 use anyhow::Context;
 use base64::Engine as _;
@@ -18,16 +18,13 @@ use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicRe
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-const COPY_DEPENDENCIES: &str =
-    "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies";
 /// The user that [`Kafka::sasl_bootstrap`] lets in, with [`SASL_PASSWORD`].
 pub const SASL_USER: &str = "fanout";
 /// Password of [`SASL_USER`]; it carries [`crate::produced::MARK`].
@@ -311,19 +308,10 @@ struct Installation {
 impl Installation {
     /// The installation for `tests/kafka/pom.xml`, in the cache.
     fn cached() -> anyhow::Result<Self> {
-        let pom = dirs::tests_dir().join("kafka/pom.xml");
-        let hash = short_hash(&fs::read(&pom)?);
-        let kafka = dirs::cache().join("kafka");
-        let dir = kafka.join(hash);
-        fs::create_dir_all(&kafka)?;
-        // One process installs, the others wait for it.
-        let guard = File::create(kafka.join("lock"))?;
-        guard.lock()?;
-        if !dir.join("libs").exists() {
-            download(&pom, &dir)?;
-        }
+        // Held until the archive is there, too.
+        let (dir, _guard) = maven::cached("kafka", "Kafka, about 55 MB")?;
         let installation = Self {
-            class_path: class_path(&dir.join("libs"))?,
+            class_path: maven::class_path(&dir)?,
             archive: dir.join(format!("classes-{}.jsa", java_version()?)),
         };
         if !installation.archive.exists() {
@@ -363,53 +351,11 @@ impl Installation {
     }
 }
 
-fn download(pom: &Path, dir: &Path) -> anyhow::Result<()> {
-    say(&format!(
-        "downloading Kafka from Maven to {} (once, about 55 MB)",
-        dir.display()
-    ));
-    let partial = dir.with_extension("partial");
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    run(Command::new("mvn")
-        .args(["-q", "-B", "-f"])
-        .arg(pom)
-        .arg(COPY_DEPENDENCIES)
-        .arg(format!(
-            "-DoutputDirectory={}",
-            partial.join("libs").display()
-        ))
-        .arg("-DincludeScope=runtime")
-        .current_dir(dirs::run()))?;
-    fs::rename(&partial, dir)?;
-    Ok(())
-}
-
-/// The jars in a fixed order: the class archive is valid for exactly the class path it was made with.
-fn class_path(libs: &Path) -> anyhow::Result<String> {
-    let mut jars: Vec<String> = fs::read_dir(libs)?
-        .map(|entry| Ok(entry?.path().display().to_string()))
-        .collect::<std::io::Result<_>>()?;
-    jars.sort();
-    anyhow::ensure!(!jars.is_empty(), "no jars in {}", libs.display());
-    Ok(jars.join(":"))
-}
-
 /// Something short that changes with the installed Java: a class archive is bound to it.
 fn java_version() -> anyhow::Result<String> {
     let output = Command::new("java")
         .arg("-version")
         .output()
         .context("java")?;
-    Ok(short_hash(&output.stderr))
-}
-
-/// The start of the SHA-256 in hex: enough to name a folder.
-fn short_hash(contents: &[u8]) -> String {
-    let digest = Sha256::digest(contents);
-    digest.iter().take(6).fold(String::new(), |mut hex, byte| {
-        let _infallible = write!(hex, "{byte:02x}");
-        hex
-    })
+    Ok(maven::short_hash(&output.stderr))
 }

@@ -5,11 +5,15 @@
 
 pub mod api_server;
 pub mod child;
+pub mod connect;
 pub mod dirs;
 pub mod kafka;
+mod maven;
 pub mod pgbouncer;
 pub mod ports;
 pub mod postgres;
+
+pub(crate) use maven::short_hash;
 
 use anyhow::Context;
 use std::io::Write;
@@ -98,7 +102,7 @@ fn once<T: Send + Sync>(
 }
 
 /// Installs missing packages, or says which are missing.
-fn packages() -> anyhow::Result<()> {
+pub(crate) fn packages() -> anyhow::Result<()> {
     static CHECKED: LazyLock<Result<(), String>> = LazyLock::new(|| {
         let script = dirs::tests_dir().join("packages.sh");
         let status = Command::new("bash").arg(script).arg("services").status();

@@ -18,6 +18,11 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// Starts a pooler in front of every database of `server`.
     pub fn start(server: &Postgres) -> anyhow::Result<Self> {
+        Self::before(server.port())
+    }
+
+    /// The same before whatever listens at `server` on this machine.
+    pub fn before(server: u16) -> anyhow::Result<Self> {
         let port = ports::free()?;
         let dir = dirs::private(&format!("pgbouncer-{port}"), 0o700)?;
         let mut users = String::new();
@@ -38,7 +43,7 @@ impl PgBouncer {
              default_pool_size = 5\n\
              max_client_conn = 500\n\
              ignore_startup_parameters = extra_float_digits\n",
-            server.port(),
+            server,
             dir.join("users.txt").display(),
         );
         std::fs::write(dir.join("pgbouncer.ini"), config)?;

@@ -157,10 +157,7 @@ impl Postgres {
 
     /// URL of `database` for a role of the harness.
     pub fn url_as(&self, role: &str, database: &str) -> String {
-        format!(
-            "postgres://{role}:{PASSWORD}@127.0.0.1:{}/{database}",
-            self.port
-        )
+        url_at(self.port, role, database)
     }
 
     /// Runs SQL as the superuser through psql, with psql variables, stopping at the first error; returns what it
@@ -224,19 +221,30 @@ impl Postgres {
     }
 }
 
+/// URL of `database` for a role of the harness at a port of this machine, where a proxy may stand.
+pub fn url_at(port: u16, role: &str, database: &str) -> String {
+    format!("postgres://{role}:{PASSWORD}@127.0.0.1:{port}/{database}")
+}
+
 /// Role of the application that writes the outbox.
 pub const APP_ROLE: &str = "fanout_app";
 /// Role of the relay.
 pub const RELAY_ROLE: &str = "fanout_relay";
 
-/// The SQL files for the DBA.
+/// The numbered SQL files for the DBA.
 fn manifests() -> anyhow::Result<Vec<PathBuf>> {
     let dir = dirs::tests_dir().join("../manifests/sql");
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
         .with_context(|| dir.display().to_string())?
         .map(|entry| Ok(entry?.path()))
         .collect::<std::io::Result<_>>()?;
-    files.retain(|file| file.extension().is_some_and(|extension| extension == "sql"));
+    files.retain(|file| {
+        // The others are for tables that few databases have.
+        file.file_name().is_some_and(|name| {
+            name.to_string_lossy()
+                .starts_with(|first: char| first.is_ascii_digit())
+        }) && file.extension().is_some_and(|extension| extension == "sql")
+    });
     files.sort();
     Ok(files)
 }

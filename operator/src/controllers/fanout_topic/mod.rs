@@ -222,7 +222,8 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
     }
 
     let live = Live::list(ctx, &namespace, &name).await?;
-    let mut members = admitted(ctx, &namespace, &subscriptions, &outcome.identity);
+    let ordered = is_ordered(ctx, topic);
+    let mut members = admitted(ctx, &namespace, &subscriptions, &outcome.identity, ordered);
     let kept = live.kept(&undecodable);
     outcome.subscriptions += kept.len();
     members.extend(kept);
@@ -243,6 +244,14 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
             reports: reports::relays(ctx, &namespace, &relay),
         });
     Ok(())
+}
+
+/// Whether the rows of the outbox have an order, as far as it is known.
+fn is_ordered(ctx: &Context, topic: &FanoutTopic) -> Option<bool> {
+    let namespace = topic.namespace().unwrap_or_default();
+    let relay = names::relay_deployment(&topic.name_any());
+    let before = topic.status.as_ref().and_then(|status| status.ordered);
+    status::ordered(&reports::relays(ctx, &namespace, &relay), before)
 }
 
 /// Keeps how Kafka is reached for deletions that come after the Secrets are gone.
@@ -296,12 +305,14 @@ fn watched_relays(ctx: &Context, namespace: &str, topic: &str) -> Option<Relays>
     })
 }
 
-/// The Subscriptions that workers may serve: valid, placed, and with a position in every partition of this log.
+/// The Subscriptions that workers may serve: valid, placed, with a position in every partition of this log, and content with
+/// the order there is.
 fn admitted(
     ctx: &Context,
     namespace: &str,
     subscriptions: &[&Subscription],
     identity: &Identity,
+    ordered: Option<bool>,
 ) -> Vec<Member> {
     let secrets = |secret: &str| ctx.stores.secret(namespace, secret);
     let guard = ctx.stores.guard(&ctx.settings.egress_allowed);
@@ -318,6 +329,7 @@ fn admitted(
                 .filter(conditions::Finding::holds)?;
             let mut valid =
                 subscription::validate::validate(subscription, &secrets, &guard).ok()?;
+            subscription::validate::check_ordering(subscription, ordered).ok()?;
             if position.reason == reason::START_OFFSETS_CONFIGURED {
                 valid.config.start_offsets =
                     subscription::position::start_offsets(&status.positions);

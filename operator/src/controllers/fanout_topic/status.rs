@@ -4,6 +4,7 @@ use super::log::Problem;
 use crate::controllers::conditions::{self, Finding};
 use crate::controllers::error::Invalid;
 use crate::controllers::workers::{self, Availability, Pods, Report};
+use crate::observer::coarse;
 use fanout_contract::reason::BrokerError;
 use fanout_contract::relay;
 use fanout_crds::condition::{
@@ -133,6 +134,8 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         topic_id: outcome.identity.topic_id.clone(),
         dead_letter_topic_id: outcome.identity.dead_letter_topic_id.clone(),
         outbox: old.outbox,
+        parked: parked_rows(relays, old.parked),
+        ordered: relays.map_or(old.ordered, |relays| ordered(&relays.reports, old.ordered)),
         relay: relays.map_or(old.relay, |relays| {
             Some(RelayStatus {
                 ready: Some(relays.pods.column()),
@@ -140,6 +143,18 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         }),
         subscriptions: Some(i32::try_from(outcome.subscriptions).unwrap_or(i32::MAX)),
     }
+}
+
+/// Whether the rows of the outbox have an order, as `reports` of its relays say; `before` where none has read it yet.
+pub(super) fn ordered(
+    reports: &[Report<relay::RelayStatus>],
+    before: Option<bool>,
+) -> Option<bool> {
+    reports
+        .iter()
+        .filter_map(|report| report.status.as_ref())
+        .find_map(|status| status.ordered)
+        .or(before)
 }
 
 fn pending() -> Finding {
@@ -193,6 +208,16 @@ fn source_reachable(relays: Option<&Relays>) -> Finding {
     Finding::unknown(reason::STATUS_UNKNOWN, "no relay has read the outbox yet")
 }
 
+/// What column PARKED shows; `shown` at present.
+fn parked_rows(relays: Option<&Relays>, shown: Option<i64>) -> Option<i64> {
+    let seen = statuses(relays).map(|status| status.parked.total()).max();
+    // A number that hardly moved is not worth a write.
+    match (shown, seen) {
+        (Some(shown), Some(seen)) if coarse(shown) == coarse(seen) => Some(shown),
+        _ => seen.or(shown),
+    }
+}
+
 /// Parked rows and the long transaction are the whole topic's, whichever relay tells them.
 fn outbox_blocked(relays: Option<&Relays>) -> Finding {
     let parked = statuses(relays)
@@ -206,7 +231,7 @@ fn outbox_blocked(relays: Option<&Relays>) -> Finding {
         // No count in the message: it would change with every held row.
         (Some(parked), _) if parked.rows > 0 || parked.held > 0 => Finding::yes(
             reason::ROWS_PARKED,
-            "rows that can't be published were set aside with the later rows of their keys; see fanout.parked",
+            "rows that can't be published were set aside with what is held behind them; see fanout.parked",
         ),
         (_, Some(transaction)) => Finding::yes(
             reason::LONG_TRANSACTION,

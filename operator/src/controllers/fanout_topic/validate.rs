@@ -9,7 +9,8 @@ use fanout_contract::names;
 use fanout_contract::relay;
 use fanout_crds::FanoutTopic;
 use fanout_crds::fanout_topic::{
-    Broker, Claim, KafkaAuth, KafkaBroker, Mechanism, PostgresSource, Source, SourcePosition,
+    Broker, Claim, ColumnSource, Columns, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload,
+    OnParked, PostgresSource, Source, SourcePosition, TableColumn,
 };
 use fanout_crds::pod::PodSettings;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -28,6 +29,8 @@ pub(crate) struct ValidTopic {
     pub(crate) generation: i64,
     /// Publish nothing.
     pub(crate) suspend: bool,
+    /// Server that shall be published from although its positions are not its own.
+    pub(crate) accept_source: Option<String>,
     /// The outbox as the relay's configuration describes it.
     pub(crate) source: relay::PostgresSource,
     /// Files the source refers to.
@@ -40,6 +43,12 @@ pub(crate) struct ValidTopic {
     pub(crate) consumer: Access,
     /// Relays.
     pub(crate) relay_replicas: i32,
+    /// What becomes of the later rows of a parked row's key.
+    pub(crate) on_parked: relay::OnParked,
+    /// How a row becomes a record.
+    pub(crate) format: relay::Format,
+    /// The record of a row whose payload is NULL.
+    pub(crate) null_payload: relay::NullPayload,
     /// Settings of relay pods.
     pub(crate) relay_pod: PodSettings,
     /// Settings of consumer pods.
@@ -105,12 +114,28 @@ pub(crate) fn validate(
         owner: owner(topic),
         generation: topic.metadata.generation.unwrap_or_default(),
         suspend: topic.spec.suspend,
+        accept_source: topic
+            .annotations()
+            .get(names::ACCEPT_SOURCE_ANNOTATION)
+            .map(|value| names::annotation_token(value)),
         source,
         source_files,
         log: log(kafka_topic(topic, prefix), broker),
         producer,
         consumer,
         relay_replicas: topic.spec.relay.replicas,
+        on_parked: match topic.spec.relay.on_parked {
+            OnParked::Block => relay::OnParked::Block,
+            OnParked::Skip => relay::OnParked::Skip,
+        },
+        format: match topic.spec.relay.format {
+            Format::CloudEvents => relay::Format::CloudEvents,
+            Format::Debezium => relay::Format::Debezium,
+        },
+        null_payload: match topic.spec.relay.null_payload {
+            NullPayload::Empty => relay::NullPayload::Empty,
+            NullPayload::Tombstone => relay::NullPayload::Tombstone,
+        },
         relay_pod: topic.spec.relay.pod.clone().unwrap_or_default(),
         consumer_pod: topic
             .spec
@@ -156,11 +181,13 @@ pub(crate) fn kafka_topic(topic: &FanoutTopic, prefix: &str) -> String {
         .as_ref()
         .and_then(|status| status.topic_name.clone());
     broker.topic.name.clone().or(recorded).unwrap_or_else(|| {
-        names::kafka_topic(
-            prefix,
-            &topic.namespace().unwrap_or_default(),
-            &topic.name_any(),
-        )
+        let name = topic.name_any();
+        match topic.spec.relay.format {
+            Format::CloudEvents => {
+                names::kafka_topic(prefix, &topic.namespace().unwrap_or_default(), &name)
+            }
+            Format::Debezium => names::routed_topic(prefix, &name),
+        }
     })
 }
 
@@ -201,8 +228,12 @@ fn source(
         .map(|(file, _)| file);
     let matching = spec.r#match.as_ref().map_or_else(
         || {
+            let mapped = spec
+                .columns
+                .as_ref()
+                .and_then(|columns| columns.topic.as_ref());
             vec![relay::ColumnMatch {
-                column: "topic".to_owned(),
+                column: mapped.map_or("topic", |topic| &topic.column).to_owned(),
                 value: name.to_owned(),
             }]
         },
@@ -223,7 +254,10 @@ fn source(
         r#match: matching,
         claim: match spec.claim {
             Claim::Snapshot => relay::Claim::Snapshot,
+            Claim::Lease => relay::Claim::Lease,
+            Claim::Delete => relay::Claim::Delete,
         },
+        columns: spec.columns.as_ref().map(columns),
         start_from: match spec.start_from.position {
             SourcePosition::Earliest => relay::RelayStart::Earliest,
             SourcePosition::Latest => relay::RelayStart::Latest,
@@ -231,6 +265,39 @@ fn source(
         retention_seconds: spec.retention_seconds,
     };
     Ok((source, reader.into_files()))
+}
+
+fn columns(columns: &Columns) -> relay::Columns {
+    let column = |of: &Option<TableColumn>| {
+        of.as_ref()
+            .map(|of| relay::ColumnSource::Column(of.column.clone()))
+    };
+    let source = |of: &Option<ColumnSource>| of.as_ref().and_then(column_source);
+    relay::Columns {
+        id: column(&columns.id),
+        event_id: source(&columns.event_id),
+        key: source(&columns.key),
+        r#type: source(&columns.r#type),
+        subject: source(&columns.subject),
+        content_type: source(&columns.content_type),
+        headers: source(&columns.headers),
+        traceparent: source(&columns.traceparent),
+        payload: column(&columns.payload),
+        created_at: column(&columns.created_at),
+    }
+}
+
+/// The API server admits exactly one member.
+fn column_source(source: &ColumnSource) -> Option<relay::ColumnSource> {
+    let ColumnSource {
+        column,
+        value,
+        json_path,
+    } = source.clone();
+    column
+        .map(relay::ColumnSource::Column)
+        .or_else(|| value.map(relay::ColumnSource::Value))
+        .or_else(|| json_path.map(relay::ColumnSource::JsonPath))
 }
 
 fn access(

@@ -25,6 +25,7 @@ use crate::placement::Placeable;
 use crate::stores::GuardedSubscription;
 use fanout_contract::names;
 use fanout_crds::condition::{POSITION_INITIALIZED, READY, STALLED, WORKERS_AVAILABLE, reason};
+use fanout_crds::fanout_topic::Format;
 use fanout_crds::subscription::{Isolation, Sink};
 use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
 use k8s_openapi::jiff::Timestamp;
@@ -212,6 +213,19 @@ async fn converge(
         ));
         return Ok(Next::Wait);
     };
+    if topic.spec.relay.format != Format::CloudEvents {
+        outcome.position = Some(Finding::no(
+            reason::FORMAT_UNSUPPORTED,
+            format!(
+                "spec.topicRef.name: FanoutTopic {name} publishes in format Debezium, and Subscriptions need CloudEvents; read its Kafka topic yourself, or make a FanoutTopic of another name"
+            ),
+        ));
+        return Ok(Next::Wait);
+    }
+    if outcome.invalid.is_none() {
+        let ordered = topic.status.as_ref().and_then(|status| status.ordered);
+        outcome.invalid = validate::check_ordering(subscription, ordered).err();
+    }
     let position = initialise(subscription, ctx, &topic, outcome).await?;
     if initialised(subscription, outcome) {
         outcome.placement = Some(place(ctx, subscription, &topic));

@@ -298,7 +298,7 @@ fn trouble<'a>(reported: &[Seen<'a>]) -> Option<(StopReason, &'a Reported)> {
 
 fn sink_accepted(outcome: &Outcome, stopped: Option<(StopReason, &Reported)>) -> Finding {
     if let Some(invalid) = &outcome.invalid
-        && invalid.reason != reason::FILTER_INVALID
+        && ![reason::FILTER_INVALID, reason::ORDERING_UNAVAILABLE].contains(&invalid.reason)
     {
         return Finding::no(invalid.reason, &invalid.message);
     }

@@ -1,7 +1,7 @@
 //! Validation and status of a Subscription, from YAML, without a client.
 
 use super::status::{Outcome, Progress, Worker, next};
-use super::validate::validate;
+use super::validate::{check_ordering, validate};
 use crate::controllers::conditions::{Finding, get};
 use crate::controllers::error::Invalid;
 use crate::controllers::fanout_topic::log::Problem;
@@ -70,6 +70,25 @@ fn an_address_is_judged_before_anything_is_delivered(
             refused.message
         );
         assert!(!refused.message.contains("canary"), "{}", refused.message);
+    }
+}
+
+#[rstest]
+#[case::ordered("PerKey", Some(true), true)]
+#[case::not_known_yet("PerKey", None, true)]
+#[case::unordered("PerKey", Some(false), false)]
+#[case::wants_no_order("None", Some(false), true)]
+fn an_order_that_the_outbox_does_not_have_is_refused(
+    #[case] ordering: &str,
+    #[case] ordered: Option<bool>,
+    #[case] expected: bool,
+) {
+    let subscription = subscription(&format!("  delivery: {{ordering: {ordering}}}"));
+    let checked = check_ordering(&subscription, ordered);
+    assert_eq!(checked.is_ok(), expected);
+    if let Err(invalid) = checked {
+        assert_eq!(invalid.reason, reason::ORDERING_UNAVAILABLE);
+        assert!(invalid.message.starts_with("spec.delivery.ordering: "));
     }
 }
 

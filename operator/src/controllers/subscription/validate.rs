@@ -61,7 +61,7 @@ pub(crate) fn validate(
         resume: subscription
             .annotations()
             .get(names::RESUME_ANNOTATION)
-            .map(|value| names::resume_token(value)),
+            .map(|value| names::annotation_token(value)),
         uid: uid.clone(),
     };
     check_size(&config)?;
@@ -69,6 +69,23 @@ pub(crate) fn validate(
         config,
         files: reader.into_files(),
     })
+}
+
+/// Whether the topic can give what `subscription` asks for; `ordered` is what its status says.
+pub(crate) fn check_ordering(
+    subscription: &Subscription,
+    ordered: Option<bool>,
+) -> Result<(), Invalid> {
+    if ordered != Some(false) || subscription.spec.delivery.ordering == Ordering::None {
+        return Ok(());
+    }
+    Err(Invalid::new(
+        reason::ORDERING_UNAVAILABLE,
+        format!(
+            "spec.delivery.ordering: the outbox of FanoutTopic {} has no column that orders its rows; use None, or give the table one and name it in spec.source.postgres.columns.id",
+            subscription.spec.topic_ref.name
+        ),
+    ))
 }
 
 /// A pool's ConfigMap takes 1 MiB. One Subscription must not keep the others' changes out of it, so it may fill no more

@@ -1,9 +1,12 @@
 //! What can be wrong with a database, each lane with one of its own.
 
 use super::gate::Gate;
-use super::scene::{Said, Scene, topic};
+use super::scene::{Said, Scene, subscription, topic};
 use fanout_crds::condition::{READY, SOURCE_REACHABLE};
+use fanout_crds::{FanoutTopic, Subscription};
+use fanout_tests::receiver::{Receiver, behave};
 use fanout_tests::services::postgres::{PASSWORD, RELAY_ROLE, TEMPLATE};
+use serde_json::json;
 
 /// Something that SQL breaks and mends.
 struct Fault {
@@ -55,13 +58,13 @@ const FAULTS: [&[Fault]; 4] = [
             ],
         },
         Fault {
-            wreck: "alter table outbox alter payload type text using encode(payload, 'hex')",
-            mend: "alter table outbox alter payload type bytea using decode(payload, 'hex')",
+            wreck: "alter table outbox alter headers type text",
+            mend: "alter table outbox alter headers type jsonb using headers::jsonb",
             reason: "ColumnInvalid",
             words: &[
                 TABLE,
-                "\"payload\"",
-                "has type text, not bytea",
+                "\"headers\"",
+                "has type text, not jsonb or json",
                 "manifests/sql/10-outbox.sql",
             ],
         },
@@ -87,7 +90,7 @@ const FAULTS: [&[Fault]; 4] = [
     &[
         Fault {
             wreck: "delete from fanout.schema_version",
-            mend: "insert into fanout.schema_version (version) values (1)",
+            mend: "insert into fanout.schema_version (version) values (2)",
             reason: "SchemaOutdated",
             words: &[URL, "is at version 0", "newer steps of manifests/sql"],
         },
@@ -119,7 +122,78 @@ pub(super) async fn all(scene: &Scene) {
         lane(scene, "rights", three),
         lane(scene, "schema", four),
         access(scene),
+        mapping(scene),
     );
+}
+
+/// An application's own table without an order: a mapping that is wrong, and what wants an order that there is not.
+async fn mapping(scene: &Scene) {
+    let name = "mapping";
+    let database = database(scene, name).await;
+    let table = "create table events (id uuid primary key default gen_random_uuid(), aggregatetype text, aggregateid text,
+            type text, payload jsonb, at timestamptz not null default now());
+        grant select, delete on events to fanout_relay";
+    scene.sql(&database, table).await;
+    let url = scene.postgres.url_as(RELAY_ROLE, &database);
+    scene.secret("mapping-database", &[("url", &url)]).await;
+    let bootstrap = &scene.cluster.bootstrap;
+    let mapped = "table: public.events, claim: Delete, match: [], \
+        columns: {eventId: {column: id}, key: {column: aggregateid}, createdAt: {column: at}}";
+    let yaml = topic(name, "mapping-database", bootstrap, "partitions: 1");
+    scene
+        .apply(&yaml.replace("table: public.outbox", mapped))
+        .await;
+    scene.is_well(&scene.topic(name)).await;
+    let key = |column: &str| json!({"spec": {"source": {"postgres": {"columns": {"key": {"column": column}}}}}});
+    let words = &[
+        "spec.source.postgres.columns.key",
+        "column \"author\"",
+        "is missing",
+    ];
+    scene
+        .case(
+            said(scene, name, "ColumnInvalid", words, true),
+            async || scene.patch::<FanoutTopic>(name, key("author")).await,
+            async || scene.patch::<FanoutTopic>(name, key("aggregateid")).await,
+        )
+        .await;
+
+    let hook = Receiver::start(&scene.sandbox, "unordered", behave::ok()).await;
+    let delivery = "  delivery: {ordering: None}";
+    scene
+        .apply(&subscription("unordered", name, hook.url(), delivery))
+        .await;
+    scene.is_well(&scene.subscription("unordered")).await;
+    let ordering = |ordering: &str| json!({"spec": {"delivery": {"ordering": ordering}}});
+    let per_key = Said {
+        object: scene.subscription("unordered"),
+        condition: READY,
+        value: "False",
+        reason: "OrderingUnavailable",
+        words: &["spec.delivery.ordering", "use None", "columns.id"],
+        stalled: true,
+    };
+    scene
+        .case(
+            per_key,
+            async || {
+                scene
+                    .patch::<Subscription>("unordered", ordering("PerKey"))
+                    .await
+            },
+            async || {
+                scene
+                    .patch::<Subscription>("unordered", ordering("None"))
+                    .await
+            },
+        )
+        .await;
+    let id = "5d2a3c1e-0b0c-4b8e-9a51-0f6a5c7d8e9f";
+    let insert = format!(
+        "insert into events (id, aggregatetype, aggregateid, type, payload) values ('{id}', 'post', '1', 't', '{{}}')"
+    );
+    scene.sql(&database, &insert).await;
+    scene.arrives("unordered", id).await;
 }
 
 async fn lane(scene: &Scene, name: &str, faults: &[Fault]) {
@@ -229,7 +303,6 @@ async fn access(scene: &Scene) {
 async fn secret_of_the_topic(scene: &Scene, name: &str, secret: &str, url: &str) {
     use k8s_openapi::api::core::v1::Secret;
     use kube::api::DeleteParams;
-    use serde_json::json;
     let here = |reason: &'static str, words: &'static [&'static str]| Said {
         condition: READY,
         ..said(scene, name, reason, words, true)

@@ -56,7 +56,12 @@ pub(super) async fn refused_by_the_api_server(scene: &Scene) {
 
 /// Every case of a Subscription.
 pub(super) async fn all(scene: &Scene) {
-    tokio::join!(specs(scene), secrets(scene), no_topic(scene));
+    tokio::join!(
+        specs(scene),
+        secrets(scene),
+        no_topic(scene),
+        no_event(scene)
+    );
 }
 
 /// A Subscription that receives.
@@ -256,4 +261,47 @@ async fn no_topic(scene: &Scene) {
         .await;
     let id = scene.publish("late").await;
     scene.arrives("early", &id).await;
+}
+
+/// A topic whose records are no CloudEvents has nothing that could be filtered and delivered.
+async fn no_event(scene: &Scene) {
+    let hook = Receiver::start(&scene.sandbox, "routed", behave::ok()).await;
+    let routed = topic(
+        "routed",
+        "database",
+        &scene.cluster.bootstrap,
+        &format!("name: {}.routed, partitions: 1", scene.namespace),
+    );
+    let routed = routed.replace("replicas: 1", "replicas: 1, format: Debezium");
+    scene
+        .case(
+            Said {
+                object: scene.subscription("routed"),
+                condition: POSITION_INITIALIZED,
+                value: "False",
+                reason: "FormatUnsupported",
+                words: &[
+                    "spec.topicRef.name",
+                    "FanoutTopic routed",
+                    "format Debezium",
+                ],
+                stalled: false,
+            },
+            async || {
+                scene.apply(&routed).await;
+                let document = subscription("routed", "routed", hook.url(), "");
+                scene.apply(&document).await;
+            },
+            async || {
+                let api: Api<Subscription> =
+                    Api::namespaced(scene.cluster.client.clone(), &scene.namespace);
+                let deleted = api.delete("routed", &DeleteParams::default()).await;
+                deleted.unwrap();
+                let document = subscription("routed", POSTS, hook.url(), "");
+                scene.apply(&document).await;
+            },
+        )
+        .await;
+    let id = scene.publish(POSTS).await;
+    scene.arrives("routed", &id).await;
 }

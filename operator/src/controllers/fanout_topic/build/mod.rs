@@ -96,6 +96,10 @@ fn relay<'a>(topic: &'a ValidTopic, settings: &'a Settings) -> Result<Worker<'a>
         generation: topic.generation,
         suspend: topic.suspend,
         delete_positions: false,
+        accept_source: topic.accept_source.clone(),
+        on_parked: topic.on_parked,
+        format: topic.format,
+        null_payload: topic.null_payload,
         source: Source::Postgres(topic.source.clone()),
         broker: Broker::Kafka(KafkaTarget {
             cluster: topic.producer.kafka.clone(),

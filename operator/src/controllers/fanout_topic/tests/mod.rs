@@ -9,7 +9,10 @@ use super::validate::{ValidTopic, validate};
 use crate::controllers::subscription;
 use crate::settings::Settings;
 use fanout_contract::consumer::Egress;
+use fanout_contract::names;
+use fanout_contract::relay::RelayConfig;
 use fanout_crds::condition::reason;
+use fanout_crds::fanout_topic::{Broker, Format, NullPayload, OnParked};
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_runtime::guard::Guard;
 use k8s_openapi::ByteString;
@@ -167,6 +170,58 @@ fn a_pool_deployment_is_one_pod_with_defaults() {
 fn the_relay_configuration_names_files_and_no_secret() {
     let relay = worker("posts-relay");
     insta::assert_snapshot!(relay.config_map.data.unwrap()["config.yaml"]);
+}
+
+#[test]
+fn the_relay_alone_is_told_of_the_source_that_is_accepted() {
+    let with = |value: &str| {
+        let mut topic = topic();
+        topic.metadata.annotations = Some(BTreeMap::from([(
+            names::ACCEPT_SOURCE_ANNOTATION.to_owned(),
+            value.to_owned(),
+        )]));
+        let topic = validate(&topic, &secret, "").ok().unwrap();
+        built(&topic, &[member("search", "posts-pool-0")])
+    };
+    let accepted = |workers: &[WorkerObjects]| {
+        let file = &workers[0].config_map.data.as_ref().unwrap()["config.yaml"];
+        let config: RelayConfig = serde_yaml::from_str(file).unwrap();
+        config.accept_source
+    };
+    let workers = with("7402116394712540001");
+    assert_eq!(accepted(&workers).as_deref(), Some("7402116394712540001"));
+    // Its pods must report the changed file; nobody else's changes.
+    assert_ne!(workers[0].hash, worker("posts-relay").hash);
+    assert_eq!(workers[1].hash, worker("posts-pool-0").hash);
+    // Text of any size stays small.
+    let hostile = accepted(&with(&"\n: [".repeat(50_000))).unwrap();
+    assert!(hostile.len() <= 64, "{hostile}");
+}
+
+#[test]
+fn how_rows_become_records_reaches_the_relay() {
+    let mut topic = topic();
+    topic.spec.relay.on_parked = OnParked::Skip;
+    topic.spec.relay.null_payload = NullPayload::Tombstone;
+    let valid = validate(&topic, &secret, "").ok().unwrap();
+    let relay = built(&valid, &[]).remove(0);
+    let config = &relay.config_map.data.unwrap()["config.yaml"];
+    assert!(config.contains("onParked: Skip"), "{config}");
+    assert!(config.contains("nullPayload: Tombstone"), "{config}");
+}
+
+#[test]
+fn in_format_debezium_the_topic_is_where_the_router_sends() {
+    let mut topic = topic();
+    topic.spec.relay.format = Format::Debezium;
+    let valid = |topic: &FanoutTopic| validate(topic, &secret, "prod.").ok().unwrap();
+    assert_eq!(valid(&topic).log.topic, "prod.outbox.event.posts");
+    let relay = built(&valid(&topic), &[]).remove(0);
+    let config = &relay.config_map.data.unwrap()["config.yaml"];
+    assert!(config.contains("format: Debezium"), "{config}");
+    let Broker::Kafka(kafka) = &mut topic.spec.broker;
+    kafka.topic.name = Some("named".to_owned());
+    assert_eq!(valid(&topic).log.topic, "named");
 }
 
 #[test]
@@ -339,4 +394,24 @@ fn the_operators_own_client_gets_the_values_without_line_breaks() {
     );
     // The file is copied as it is: the worker trims.
     assert!(valid.source_files["aaaa.source-url"].ends_with(b"\n"));
+}
+
+#[test]
+fn a_mapping_reaches_the_relay_and_its_topic_column_is_matched() {
+    let mapped = TOPIC.replace(
+        "table: public.outbox",
+        "table: public.events\n      claim: Delete\n      columns:\n        id: {column: number}\n        topic: {column: stream}\n        key: {jsonPath: $.author}\n        type: {value: post}\n        createdAt: {column: at}",
+    );
+    let topic: FanoutTopic = serde_yaml::from_str(&mapped).unwrap();
+    let valid = validate(&topic, &secret, "").ok().unwrap();
+    let postgres = &valid.source;
+    let yaml =
+        serde_yaml::to_string(&(postgres.claim, &postgres.r#match, &postgres.columns)).unwrap();
+    let document: serde_json::Value = serde_yaml::from_str(&yaml).unwrap();
+    assert_eq!(
+        document,
+        serde_json::json!(["Delete", [{"column": "stream", "value": "posts"}], {
+            "id": {"column": "number"}, "key": {"jsonPath": "$.author"}, "type": {"value": "post"}, "createdAt": {"column": "at"},
+        }])
+    );
 }

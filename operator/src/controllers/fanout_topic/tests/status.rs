@@ -171,6 +171,31 @@ fn what_holds_rows_back_is_said_and_leaves_it_ready(
     assert_eq!(shown(&status, READY), "True/Succeeded");
 }
 
+#[rstest]
+#[case::first(None, &[(1, 4)], Some(5))]
+#[case::gone(Some(5), &[(0, 0)], Some(0))]
+#[case::hardly_moved(Some(1_000), &[(1, 1_003)], Some(1_000))]
+#[case::grown(Some(1_000), &[(1, 1_500)], Some(1_501))]
+#[case::the_newest_report(Some(1), &[(1, 0), (2, 1)], Some(3))]
+#[case::unknown(Some(5), &[], Some(5))]
+fn parked_rows_are_counted_and_small_moves_of_many_are_not_written(
+    #[case] shown: Option<i64>,
+    #[case] reported: &[(i64, i64)],
+    #[case] expected: Option<i64>,
+) {
+    let mut topic = topic();
+    topic.status = Some(FanoutTopicStatus {
+        parked: shown,
+        ..FanoutTopicStatus::default()
+    });
+    let report = |&(rows, held): &(i64, i64)| RelayStatus {
+        parked: Parked { rows, held },
+        ..relay()
+    };
+    let outcome = outcome(reported.iter().map(report).collect());
+    assert_eq!(status(&topic, &outcome).parked, expected);
+}
+
 #[test]
 fn a_drifted_topic_is_ready_and_says_so() {
     let mut drifted = outcome(vec![relay()]);
@@ -243,4 +268,27 @@ fn the_same_findings_give_the_same_status() {
         next(&topic, &outcome, Timestamp::now()),
         topic.status.unwrap()
     );
+}
+
+#[test]
+fn whether_the_outbox_has_an_order_is_what_a_relay_read_last() {
+    let mut topic = topic();
+    let ordered = |topic: &FanoutTopic, relay| status(topic, &outcome(vec![relay])).ordered;
+    let unordered = RelayStatus {
+        ordered: Some(false),
+        ..relay()
+    };
+    let in_order = RelayStatus {
+        ordered: Some(true),
+        ..relay()
+    };
+    let unread = RelayStatus::default();
+    assert_eq!(ordered(&topic, unread.clone()), None);
+    assert_eq!(ordered(&topic, in_order), Some(true));
+    assert_eq!(ordered(&topic, unordered), Some(false));
+    topic.status = Some(FanoutTopicStatus {
+        ordered: Some(false),
+        ..FanoutTopicStatus::default()
+    });
+    assert_eq!(ordered(&topic, unread), Some(false));
 }

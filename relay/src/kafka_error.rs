@@ -1,0 +1,200 @@
+//! What an error of the Kafka client means: the one classifier of produce errors. Pure.
+
+use crate::broker::{Failure, failure};
+use crate::encode::Unencodable;
+use fanout_contract::reason::BrokerError;
+use rdkafka::error::RDKafkaErrorCode;
+
+/// What becomes of records after an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meaning {
+    /// The record itself is at fault and would fail again, with the reason to park it for.
+    Record(Unencodable),
+    /// The brokers take nothing at the moment, or nothing of this principal, this topic.
+    Brokers(BrokerError),
+    /// Something took too long or was dragged along by another failure: if the connection has an error of its own, that one
+    /// says more.
+    Unclear,
+}
+
+/// The meaning of `code`.
+pub const fn meaning(code: RDKafkaErrorCode) -> Meaning {
+    use RDKafkaErrorCode as Code;
+    match code {
+        Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => {
+            Meaning::Record(Unencodable::RecordTooLarge)
+        }
+        // A topic that is compacted refuses records without a key; policies and checks of time stamps refuse others.
+        Code::InvalidRecord | Code::InvalidTimestamp | Code::PolicyViolation => {
+            Meaning::Record(Unencodable::RecordRefused)
+        }
+        Code::Authentication | Code::SaslAuthenticationFailed => {
+            Meaning::Brokers(BrokerError::AuthenticationFailed)
+        }
+        Code::SSL => Meaning::Brokers(BrokerError::TlsFailed),
+        Code::UnknownTopicOrPartition | Code::UnknownTopic | Code::UnknownPartition => {
+            Meaning::Brokers(BrokerError::TopicMissing)
+        }
+        Code::TopicAuthorizationFailed
+        | Code::ClusterAuthorizationFailed
+        | Code::TransactionalIdAuthorizationFailed => {
+            Meaning::Brokers(BrokerError::PermissionDenied)
+        }
+        Code::BrokerTransportFailure | Code::Resolve | Code::AllBrokersDown => {
+            Meaning::Brokers(BrokerError::Unreachable)
+        }
+        Code::OperationTimedOut
+        | Code::MessageTimedOut
+        | Code::RequestTimedOut
+        | Code::TimedOutQueue
+        | Code::PurgeQueue
+        | Code::PurgeInflight
+        | Code::Fatal => Meaning::Unclear,
+        _ => Meaning::Brokers(BrokerError::ProduceFailed),
+    }
+}
+
+/// The reason to park the record that the brokers refused with `code`; `None` where the record is not at fault.
+pub const fn refusal(code: RDKafkaErrorCode) -> Option<Unencodable> {
+    match meaning(code) {
+        Meaning::Record(reason) => Some(reason),
+        Meaning::Brokers(_) | Meaning::Unclear => None,
+    }
+}
+
+/// Why nothing can be produced to `topic`; `None` is a timeout.
+pub fn explain(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
+    let (class, code) = match code.map(|code| (meaning(code), code)) {
+        None | Some((Meaning::Unclear, _)) => return unreachable(),
+        Some((Meaning::Brokers(class), code)) => (class, code),
+        Some((Meaning::Record(_), code)) => (BrokerError::ProduceFailed, code),
+    };
+    let message = match class {
+        BrokerError::AuthenticationFailed => {
+            "the brokers refused user, password or mechanism of spec.broker.kafka.auth: correct the Secrets it refers to".to_owned()
+        }
+        BrokerError::TlsFailed => {
+            "the TLS handshake with the brokers failed: check caSecretRef, clientCertSecretRef and clientKeySecretRef of spec.broker.kafka.auth".to_owned()
+        }
+        BrokerError::TopicMissing => format!("Kafka topic {topic} does not exist"),
+        BrokerError::PermissionDenied => format!(
+            "the principal of spec.broker.kafka.auth lacks a right on Kafka topic {topic}: grant it Describe, DescribeConfigs and Write"
+        ),
+        BrokerError::Unreachable => return unreachable(),
+        BrokerError::ProduceFailed => format!("the brokers refuse records (librdkafka {code:?})"),
+    };
+    failure(class, message)
+}
+
+fn unreachable() -> Failure {
+    failure(
+        BrokerError::Unreachable,
+        "no broker answers: check spec.broker.kafka.bootstrapServers and the network",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use RDKafkaErrorCode as Code;
+    use rstest::rstest;
+
+    #[rstest]
+    // One record is at fault: it is parked, whatever else happens.
+    #[case(
+        Code::MessageSizeTooLarge,
+        Meaning::Record(Unencodable::RecordTooLarge)
+    )]
+    #[case(
+        Code::MessageBatchTooLarge,
+        Meaning::Record(Unencodable::RecordTooLarge)
+    )]
+    #[case(Code::InvalidMessageSize, Meaning::Record(Unencodable::RecordTooLarge))]
+    #[case(Code::InvalidRecord, Meaning::Record(Unencodable::RecordRefused))]
+    #[case(Code::InvalidTimestamp, Meaning::Record(Unencodable::RecordRefused))]
+    #[case(Code::PolicyViolation, Meaning::Record(Unencodable::RecordRefused))]
+    // Nothing is parked for these: the same records are sent again once it is over.
+    #[case(
+        Code::Authentication,
+        Meaning::Brokers(BrokerError::AuthenticationFailed)
+    )]
+    #[case(
+        Code::SaslAuthenticationFailed,
+        Meaning::Brokers(BrokerError::AuthenticationFailed)
+    )]
+    #[case(Code::SSL, Meaning::Brokers(BrokerError::TlsFailed))]
+    #[case(
+        Code::UnknownTopicOrPartition,
+        Meaning::Brokers(BrokerError::TopicMissing)
+    )]
+    #[case(Code::UnknownTopic, Meaning::Brokers(BrokerError::TopicMissing))]
+    #[case(Code::UnknownPartition, Meaning::Brokers(BrokerError::TopicMissing))]
+    #[case(
+        Code::TopicAuthorizationFailed,
+        Meaning::Brokers(BrokerError::PermissionDenied)
+    )]
+    #[case(
+        Code::ClusterAuthorizationFailed,
+        Meaning::Brokers(BrokerError::PermissionDenied)
+    )]
+    #[case(
+        Code::TransactionalIdAuthorizationFailed,
+        Meaning::Brokers(BrokerError::PermissionDenied)
+    )]
+    #[case(
+        Code::BrokerTransportFailure,
+        Meaning::Brokers(BrokerError::Unreachable)
+    )]
+    #[case(Code::Resolve, Meaning::Brokers(BrokerError::Unreachable))]
+    #[case(Code::AllBrokersDown, Meaning::Brokers(BrokerError::Unreachable))]
+    #[case(Code::NotEnoughReplicas, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(
+        Code::NotEnoughReplicasAfterAppend,
+        Meaning::Brokers(BrokerError::ProduceFailed)
+    )]
+    #[case(
+        Code::NotLeaderForPartition,
+        Meaning::Brokers(BrokerError::ProduceFailed)
+    )]
+    #[case(Code::LeaderNotAvailable, Meaning::Brokers(BrokerError::ProduceFailed))]
+    // A storage error of one broker, or damage on the way, says nothing about the record.
+    #[case(Code::KafkaStorageError, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(Code::InvalidMessage, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(
+        Code::OutOfOrderSequenceNumber,
+        Meaning::Brokers(BrokerError::ProduceFailed)
+    )]
+    #[case(Code::UnknownProducerId, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(
+        Code::InvalidProducerEpoch,
+        Meaning::Brokers(BrokerError::ProduceFailed)
+    )]
+    #[case(Code::ProducerFenced, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(
+        Code::UnsupportedCompressionType,
+        Meaning::Brokers(BrokerError::ProduceFailed)
+    )]
+    #[case(Code::QueueFull, Meaning::Brokers(BrokerError::ProduceFailed))]
+    #[case(Code::Unknown, Meaning::Brokers(BrokerError::ProduceFailed))]
+    // The connection's own error, where there is one, says more than these.
+    #[case(Code::MessageTimedOut, Meaning::Unclear)]
+    #[case(Code::TimedOutQueue, Meaning::Unclear)]
+    #[case(Code::OperationTimedOut, Meaning::Unclear)]
+    #[case(Code::RequestTimedOut, Meaning::Unclear)]
+    #[case(Code::PurgeQueue, Meaning::Unclear)]
+    #[case(Code::PurgeInflight, Meaning::Unclear)]
+    #[case(Code::Fatal, Meaning::Unclear)]
+    fn codes_have_meanings(#[case] code: Code, #[case] expected: Meaning) {
+        assert_eq!(meaning(code), expected);
+    }
+
+    #[test]
+    fn what_is_unclear_is_explained_as_silence() {
+        for code in [None, Some(Code::MessageTimedOut), Some(Code::Resolve)] {
+            assert_eq!(explain(code, "posts").class, BrokerError::Unreachable);
+        }
+        let refused = explain(Some(Code::NotEnoughReplicas), "posts");
+        assert_eq!(refused.class, BrokerError::ProduceFailed);
+        assert!(refused.message.contains("NotEnoughReplicas"), "{refused:?}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Kafka Connect with Debezium's PostgreSQL connector: the peer that format Debezium is compared with.
+
+use super::child::{Process, Spec};
+use super::{dirs, maven, ports};
+use std::path::PathBuf;
+
+/// A connector: its name and its settings.
+pub type Connector<'a> = (&'a str, Vec<(&'a str, String)>);
+
+/// A running Connect process with its connectors.
+#[derive(Debug)]
+pub struct Connect {
+    process: Process,
+}
+
+impl Connect {
+    /// Starts `connectors` in one process that writes to `bootstrap`.
+    pub fn start(bootstrap: &str, connectors: &[Connector<'_>]) -> anyhow::Result<Self> {
+        let (installation, guard) =
+            maven::cached("debezium", "Kafka Connect and Debezium, about 40 MB")?;
+        drop(guard);
+        let port = ports::free()?;
+        let dir = dirs::private(&format!("connect-{port}"), 0o700)?;
+        let write = |name: &str, settings: &[(&str, String)]| -> anyhow::Result<PathBuf> {
+            let lines: Vec<String> = settings
+                .iter()
+                .map(|(name, value)| format!("{name}={value}\n"))
+                .collect();
+            let file = dir.join(format!("{name}.properties"));
+            std::fs::write(&file, lines.concat())?;
+            Ok(file)
+        };
+        const TEXT: &str = "org.apache.kafka.connect.storage.StringConverter";
+        let mut files = vec![write(
+            "worker",
+            &[
+                ("bootstrap.servers", bootstrap.to_owned()),
+                ("listeners", format!("http://127.0.0.1:{port}")),
+                ("key.converter", TEXT.to_owned()),
+                ("value.converter", TEXT.to_owned()),
+                ("header.converter", TEXT.to_owned()),
+                (
+                    "offset.storage.file.filename",
+                    dir.join("offsets").display().to_string(),
+                ),
+                // Everything is on the class path.
+                ("plugin.discovery", "only_scan".to_owned()),
+            ],
+        )?];
+        for (name, settings) in connectors {
+            let mut settings = settings.clone();
+            settings.push(("name", (*name).to_owned()));
+            files.push(write(name, &settings)?);
+        }
+        let log4j = dirs::tests_dir().join("kafka/log4j2.properties");
+        let process = Spec::new(
+            "java",
+            &dir,
+            &dirs::run().join(format!("connect-{port}.log")),
+        )
+        .args([
+            "-Xms64m",
+            "-Xmx384m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+            "-Xshare:auto",
+        ])
+        .args([
+            format!("-Dlog4j2.configurationFile={}", log4j.display()),
+            "-cp".to_owned(),
+            maven::class_path(&installation)?,
+            "org.apache.kafka.connect.cli.ConnectStandalone".to_owned(),
+        ])
+        .args(files)
+        .spawn()?;
+        Ok(Self { process })
+    }
+
+    /// Fails when the process has ended, with the end of its log.
+    pub fn ensure_running(&self) -> anyhow::Result<()> {
+        self.process.ensure_running()
+    }
+}
