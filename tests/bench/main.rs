@@ -1,7 +1,8 @@
 //! Benchmarks, each in one run on one machine: `make bench`, or one of them with `make bench BENCH=relay`.
 //!
-//! `relay`: rows a second that the relay moves from a table of one million rows of 200 bytes into Kafka, beside a bare
-//! producer with the same settings that sends the same records from memory.
+//! `relay`: rows a second that relays move from a full table into Kafka in each claim mode, beside a bare producer with the
+//! same settings that sends the same records from memory, and beside Debezium's connector with its outbox event router.
+//! `latency`: from commit to a consumer, beside Debezium. `polls`: what an idle relay asks, and what a poll costs.
 //!
 //! `objects`: the operator with 1,000 Subscriptions on 20 FanoutTopics: time to Ready, restarts, memory, writes.
 //!
@@ -10,21 +11,32 @@
     clippy::panic,
     clippy::unwrap_used,
     clippy::print_stdout,
+    clippy::cast_precision_loss,
     reason = "a benchmark fails by panicking and reports on standard output"
 )]
 
 mod bare;
+mod drain;
+mod latency;
 mod objects;
+mod outbox;
+mod polls;
+mod processor;
 mod relay;
 
 use std::time::Duration;
 
 /// Rows in the table, unless told otherwise.
 const ROWS: usize = 1_000_000;
+/// Retained rows that polls are timed beside.
+const RETAINED: [usize; 3] = [100_000, 1_000_000, 10_000_000];
 /// Subscriptions, unless told otherwise.
 const SUBSCRIPTIONS: usize = 1_000;
 /// So long nothing may be written, unless told otherwise.
 const IDLE: Duration = Duration::from_mins(10);
+
+/// Names.
+const ALL: [&str; 4] = ["relay", "latency", "polls", "objects"];
 
 #[tokio::main]
 async fn main() {
@@ -40,35 +52,24 @@ async fn main() {
     let (number, seconds) = (numbers.next(), numbers.next());
     let wanted = |name: &str| names.is_empty() || names.iter().any(|word| *word == name);
     for name in &names {
-        assert!(
-            ["relay", "objects"].contains(&name.as_str()),
-            "there is no benchmark {name}"
-        );
+        assert!(ALL.contains(&name.as_str()), "there is no benchmark {name}");
     }
-    if wanted("relay") {
-        relay(number.unwrap_or(ROWS)).await;
+    if ["relay", "latency", "polls"].into_iter().any(wanted) {
+        let servers = relay::Servers::start().await;
+        if wanted("relay") {
+            relay::throughput(&servers, number.unwrap_or(ROWS)).await;
+        }
+        if wanted("latency") {
+            relay::latencies(&servers).await;
+        }
+        if wanted("polls") {
+            let most = number.unwrap_or(usize::MAX);
+            let rows = RETAINED.map(|rows| rows.min(most));
+            relay::idle(&servers, &rows).await;
+        }
     }
     if wanted("objects") {
         let idle = seconds.map_or(IDLE, |seconds| Duration::from_secs(seconds as u64));
         objects::run(number.unwrap_or(SUBSCRIPTIONS), idle).await;
     }
-}
-
-async fn relay(rows: usize) {
-    let sandbox = fanout_tests::Sandbox::new("bench_relay").await;
-    println!("writing {rows} rows");
-    relay::fill(&sandbox, rows).await;
-    let records = bare::records(&sandbox).await;
-    println!("the bare producer sends them from memory");
-    let bare = bare::run(&sandbox, records).await;
-    println!("the relay reads and sends them");
-    let relay = relay::run(&sandbox, rows).await;
-    println!();
-    println!("{:<16}{:>14}{:>12}", "", "rows a second", "of bare");
-    println!("{:<16}{bare:>14.0}{:>11.0}%", "bare producer", 100.0);
-    println!(
-        "{:<16}{relay:>14.0}{:>11.0}%",
-        "relay",
-        100.0 * relay / bare
-    );
 }

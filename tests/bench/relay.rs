@@ -1,77 +1,102 @@
-//! The relay, in this process, over a table that is full before it starts.
+//! The relay beside what people use: every claim mode, a bare producer, and Debezium, in one run on the same servers.
 
-use clap::Parser as _;
-use fanout_contract::relay::RelayStatus;
-use fanout_relay::args::Args;
-use fanout_tests::{Sandbox, eventually};
-use sqlx::AssertSqlSafe;
-use std::time::{Duration, Instant};
-use tokio_util::sync::CancellationToken;
+use crate::{bare, drain, latency, outbox, polls};
+use fanout_contract::relay::Claim;
+use fanout_tests::services::kafka::Kafka;
+use fanout_tests::services::postgres::Postgres;
+use fanout_tests::{Sandbox, services};
 
-/// Far more than a million rows take.
-const LIMIT: Duration = Duration::from_mins(10);
+/// Servers of a run. The log can be decoded, because Debezium reads it.
+pub(crate) struct Servers {
+    postgres: Postgres,
+    kafka: &'static Kafka,
+}
 
-/// Commits `rows` rows with a payload of 200 bytes and ten thousand keys.
-pub(crate) async fn fill(sandbox: &Sandbox, rows: usize) {
-    let sql = format!(
-        "insert into outbox (topic, key, type, subject, payload)
-         select '{}', 'user-' || n % 10000, 'post.created', 'posts/' || n,
-                convert_to(rpad('{{\"n\":' || n || ',\"text\":\"', 198, md5(n::text)) || '\"}}', 'UTF8')
-           from generate_series(1, {rows}) n",
-        sandbox.topic_name
-    );
-    for sql in [sql.as_str(), "analyze outbox", "checkpoint"] {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(sandbox.pool())
+impl Servers {
+    pub(crate) async fn start() -> Self {
+        let kafka = tokio::task::spawn_blocking(services::kafka);
+        let postgres = tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
             .await
             .unwrap();
+        Self {
+            postgres,
+            kafka: kafka.await.unwrap(),
+        }
+    }
+
+    fn both(&self) -> (&Postgres, &Kafka) {
+        (&self.postgres, self.kafka)
     }
 }
 
-/// Rows a second from taking the ranges to the last acknowledgement.
-pub(crate) async fn run(sandbox: &Sandbox, rows: usize) -> f64 {
-    let dir = sandbox.dir().join("bench-relay");
-    std::fs::create_dir_all(&dir).unwrap();
-    let config = serde_yaml::to_string(&sandbox.relay_config()).unwrap();
-    std::fs::write(dir.join("config.yaml"), config).unwrap();
-    for (name, contents) in sandbox.secret_files() {
-        std::fs::write(dir.join(name), contents).unwrap();
+/// Rows a second, and what they cost.
+pub(crate) async fn throughput(servers: &Servers, rows: usize) {
+    println!("\n{rows} rows of 200 bytes that are there before, in transactions of a hundred rows");
+    println!(
+        "{:<24}{:>14}{:>9}{:>12}   processor seconds per million rows",
+        "", "rows a second", "of bare", "of Debezium"
+    );
+    let sandbox = Sandbox::with("bench_bare", &servers.postgres, servers.kafka).await;
+    outbox::fill(&sandbox, rows).await;
+    let records = bare::records(&sandbox).await;
+    let bare = bare::run(&sandbox, records).await;
+    println!("{:<24}{bare:>14.0}{:>8.0}%", "bare producer", 100.0);
+    let peer = drain::connector(servers.both(), rows).await;
+    let show = |name: &str, drained: drain::Drained| {
+        let [mover, postgres, kafka] = drained.processor;
+        println!(
+            "{name:<24}{:>14.0}{:>8.0}%{:>11.1}x   {mover:.1} + PostgreSQL {postgres:.1} + Kafka {kafka:.1}",
+            drained.rows_per_second,
+            100.0 * drained.rows_per_second / bare,
+            drained.rows_per_second / peer.rows_per_second,
+        );
+    };
+    show("Debezium, tuned", peer);
+    for claim in [Claim::Snapshot, Claim::Lease, Claim::Delete] {
+        for relays in [1, 2, 4] {
+            let drained = drain::relays(servers.both(), (claim, relays), rows).await;
+            let plural = if relays == 1 { "" } else { "s" };
+            show(&format!("{claim:?}, {relays} relay{plural}"), drained);
+        }
     }
-    let address = dir.join("admin-addr");
-    let args = Args::parse_from([
-        "fanout-relay".as_ref(),
-        "--config-dir".as_ref(),
-        dir.as_os_str(),
-        "--instance".as_ref(),
-        "bench".as_ref(),
-        "--admin-addr".as_ref(),
-        "127.0.0.1:0".as_ref(),
-        "--admin-addr-file".as_ref(),
-        address.as_os_str(),
-    ]);
-    let stop = CancellationToken::new();
-    let relay = tokio::spawn(fanout_relay::run(args, stop.clone()));
-    let client = reqwest::Client::new();
-    let status = async || -> anyhow::Result<RelayStatus> {
-        let url = format!("http://{}/status", std::fs::read_to_string(&address)?);
-        let answer = client.get(url).send().await?.bytes().await?;
-        Ok(serde_json::from_slice(&answer)?)
+}
+
+/// Milliseconds from commit to consumer.
+pub(crate) async fn latencies(servers: &Servers) {
+    println!(
+        "\n{} transactions of one row a second: from commit to a consumer",
+        latency::RATE
+    );
+    println!(
+        "{:<36}{:>9}{:>9}{:>12}{:>14}{:>15}",
+        "", "p50 ms", "p99 ms", "processor", "outbox MiB", "fanout MiB"
+    );
+    let show = |name: &str, found: latency::Latency| {
+        println!(
+            "{name:<36}{:>9.1}{:>9.1}{:>11.0}%{:>14.1}{:>15.1}",
+            found.p50,
+            found.p99,
+            100.0 * found.processor,
+            found.outbox,
+            found.schema
+        );
     };
-    let reach = async |what: &str, accept: fn(&RelayStatus, u64) -> bool| -> (u64, Instant) {
-        eventually(LIMIT, what, async || {
-            let status = status().await?;
-            let published = status.published_total;
-            anyhow::ensure!(accept(&status, rows as u64), "{published} published");
-            anyhow::Ok((published, Instant::now()))
-        })
-        .await
-    };
-    let (first, began) = reach("ranges are owned", |status, _| !status.ranges.is_empty()).await;
-    let (last, ended) = reach("all is published", |status, rows| {
-        status.published_total >= rows
-    })
-    .await;
-    stop.cancel();
-    relay.await.unwrap().unwrap();
-    f64::from(u32::try_from(last - first).unwrap()) / (ended - began).as_secs_f64()
+    show(
+        "Debezium, fastest",
+        latency::connector(servers.both()).await,
+    );
+    show("Snapshot", latency::relay(servers.both(), false).await);
+    show(
+        "Snapshot, a transaction stays open",
+        latency::relay(servers.both(), true).await,
+    );
+}
+
+/// What polls cost.
+pub(crate) async fn idle(servers: &Servers, rows: &[usize]) {
+    let idle = polls::idle(servers.both()).await;
+    println!("\nan idle relay: {idle:.1} statements a second, those of its leases included");
+    for (rows, milliseconds) in rows.iter().zip(polls::retained(servers.both(), rows).await) {
+        println!("a poll beside {rows:>10} retained rows: {milliseconds:.3} ms");
+    }
 }

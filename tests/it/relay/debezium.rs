@@ -5,13 +5,16 @@ use fanout_contract::names::routed_topic;
 use fanout_contract::relay::{Broker, Format, Source};
 use fanout_tests::checker::log::Log;
 use fanout_tests::process::Relay;
-use fanout_tests::services::connect::Connect;
+use fanout_tests::services::connect::{Connect, Jvm, debezium};
 use fanout_tests::services::postgres::Postgres;
 use fanout_tests::{Sandbox, eventually, services};
 use std::collections::BTreeMap;
 
 /// A record as a reader sees it: key, headers, value.
 type Seen = (Option<Vec<u8>>, Vec<(String, Vec<u8>)>, Option<Vec<u8>>);
+
+/// The connector does not wait long for more.
+const SOON: (&str, &str) = ("poll.interval.ms", "20");
 
 /// The records of `topic` by event id, which the only header holds.
 async fn seen(sandbox: &Sandbox, topic: &str) -> BTreeMap<String, Seen> {
@@ -26,64 +29,11 @@ async fn seen(sandbox: &Sandbox, topic: &str) -> BTreeMap<String, Seen> {
         .collect()
 }
 
-/// What a connector of the table `table` has, beside what its router has.
-fn connector(
-    sandbox: &Sandbox,
-    table: &str,
-    own: &[(&'static str, &str)],
-) -> Vec<(&'static str, String)> {
-    let url = url::Url::parse(&sandbox.url).unwrap();
-    let slot = format!("dbz_{table}");
-    let mut settings: Vec<(&str, String)> = [
-        (
-            "connector.class",
-            "io.debezium.connector.postgresql.PostgresConnector",
-        ),
-        ("plugin.name", "pgoutput"),
-        ("snapshot.mode", "no_data"),
-        ("publication.autocreate.mode", "disabled"),
-        ("publication.name", slot.as_str()),
-        ("slot.name", slot.as_str()),
-        ("topic.prefix", slot.as_str()),
-        ("table.include.list", &format!("public.{table}")),
-        ("database.hostname", "127.0.0.1"),
-        ("database.user", url.username()),
-        ("database.password", url.password().unwrap_or_default()),
-        ("database.dbname", sandbox.database.as_str()),
-        // Headers that the connector adds to whatever it sends; the router has no part in them.
-        ("extended.headers.enabled", "false"),
-        ("poll.interval.ms", "20"),
-        ("transforms", "outbox"),
-        (
-            "transforms.outbox.type",
-            "io.debezium.transforms.outbox.EventRouter",
-        ),
-    ]
-    .map(|(name, value)| (name, value.to_owned()))
-    .to_vec();
-    settings.push(("database.port", url.port().unwrap().to_string()));
-    settings.extend(own.iter().map(|(name, value)| (*name, (*value).to_owned())));
-    settings
-}
-
-/// A server that decodes its log, which Debezium reads.
-async fn logical_server() -> Postgres {
-    tokio::task::spawn_blocking(|| {
-        let server = Postgres::start().unwrap();
-        server
-            .psql("postgres", "alter system set wal_level = logical", &[])
-            .unwrap();
-        server.kill().unwrap();
-        server.start_again().unwrap();
-        server
-    })
-    .await
-    .unwrap()
-}
-
 #[tokio::test]
 async fn records_are_those_of_the_real_router_on_the_same_rows() {
-    let server = logical_server().await;
+    let server = tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
+        .await
+        .unwrap();
     let sandbox = Sandbox::with("debezium", &server, services::kafka()).await;
     // The name by which rows are matched and routed; unique, because the broker is shared.
     let name = &sandbox.namespace;
@@ -112,13 +62,14 @@ async fn records_are_those_of_the_real_router_on_the_same_rows() {
         kafka.create_topic(&format!("ours.{routed}"), 3, &[]).await;
     }
     let connectors = [
-        ("jsonb", connector(&sandbox, "debezium", &[])),
+        ("jsonb", debezium(&sandbox, "debezium", &[SOON]).unwrap()),
         (
             "bytes",
-            connector(
+            debezium(
                 &sandbox,
                 "outbox",
                 &[
+                    SOON,
                     (
                         "value.converter",
                         "io.debezium.converters.BinaryDataConverter",
@@ -127,14 +78,16 @@ async fn records_are_those_of_the_real_router_on_the_same_rows() {
                     ("transforms.outbox.table.field.event.key", "key"),
                     ("transforms.outbox.route.by.field", "topic"),
                 ],
-            ),
+            )
+            .unwrap(),
         ),
     ];
     let bootstrap = sandbox.bootstrap.clone();
-    let connect = tokio::task::spawn_blocking(move || Connect::start(&bootstrap, &connectors))
-        .await
-        .unwrap()
-        .unwrap();
+    let connect =
+        tokio::task::spawn_blocking(move || Connect::start(&bootstrap, &connectors, Jvm::Quick))
+            .await
+            .unwrap()
+            .unwrap();
     let mut relays = Vec::new();
     for routed in [&jsonb, &bytes] {
         let mut config = sandbox.relay_config();

@@ -131,6 +131,15 @@ impl Kafka {
         client(&self.bootstrap())
     }
 
+    /// Id of its process; `None` after [`Self::kill`].
+    pub fn pid(&self) -> Option<u32> {
+        self.process
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .map(Process::pid)
+    }
+
     /// Admin client.
     pub fn admin(&self) -> &AdminClient<DefaultClientContext> {
         &self.admin

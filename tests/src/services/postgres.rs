@@ -65,6 +65,15 @@ impl Postgres {
         Ok(server)
     }
 
+    /// A server whose log can be decoded, which Debezium reads.
+    pub fn start_logical() -> anyhow::Result<Self> {
+        let server = Self::start()?;
+        server.psql("postgres", "alter system set wal_level = logical", &[])?;
+        server.kill()?;
+        server.start_again()?;
+        Ok(server)
+    }
+
     /// A physical standby of this server that follows it and answers queries.
     pub fn standby(&self) -> anyhow::Result<Self> {
         let port = ports::free()?;
@@ -138,6 +147,11 @@ impl Postgres {
 
     fn lock(&self) -> MutexGuard<'_, Option<Process>> {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Id of the process that all others of the server descend from; `None` after [`Self::kill`].
+    pub fn pid(&self) -> Option<u32> {
+        self.lock().as_ref().map(Process::pid)
     }
 
     /// TCP port on 127.0.0.1.
