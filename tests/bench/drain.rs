@@ -1,8 +1,8 @@
 //! How fast a full outbox is drained, and what that costs each of the servers.
 
-use crate::outbox::{execute, fill, prepare};
+use crate::outbox::{commit_at_once, execute, fill, prepare};
 use crate::processor;
-use fanout_contract::relay::{Claim, RelayConfig};
+use fanout_contract::relay::Claim;
 use fanout_tests::process::Relay;
 use fanout_tests::services::connect::{Connect, Jvm, debezium};
 use fanout_tests::services::kafka::Kafka;
@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 
 /// Far more than a million rows take.
 const LIMIT: Duration = Duration::from_mins(10);
-/// Relays have shared the ranges by then.
-const SHARED: Duration = Duration::from_secs(30);
 
 /// What draining took.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +57,7 @@ impl Span {
     }
 }
 
-/// `relays` relays, from the moment they begin until `rows` rows are acknowledged. They hold their ranges before.
+/// `relays` relays that have shared the ranges and wait, from the commit of `rows` rows until all are acknowledged.
 pub(crate) async fn relays(
     (server, kafka): (&Postgres, &Kafka),
     (claim, relays): (Claim, usize),
@@ -67,25 +65,16 @@ pub(crate) async fn relays(
 ) -> Drained {
     let sandbox = Sandbox::with("bench_drain", server, kafka).await;
     let config = prepare(&sandbox, server, claim).await;
-    fill(&sandbox, rows).await;
-    let suspended = RelayConfig {
-        suspend: true,
-        ..config.clone()
-    };
     let mut all = Vec::new();
     for number in 0..relays {
-        all.push(Relay::start(&sandbox, &format!("r{number}"), &suspended).await);
+        all.push(Relay::start(&sandbox, &format!("r{number}"), &config).await);
     }
-    let began = Instant::now();
-    eventually(LIMIT, "the ranges are shared", async || {
+    eventually(LIMIT, "every relay has a range", async || {
         let mut owned = Vec::new();
         for relay in &all {
             owned.push(relay.status().await?.ranges.len());
         }
-        let busy = owned.iter().filter(|ranges| **ranges > 0).count();
-        // With fewer ranges than relays some have nothing to do.
-        let long = began.elapsed() > SHARED && busy > 0;
-        anyhow::ensure!(busy == relays || long, "{owned:?}");
+        anyhow::ensure!(owned.iter().all(|ranges| *ranges > 0), "{owned:?}");
         Ok(())
     })
     .await;
@@ -94,9 +83,7 @@ pub(crate) async fn relays(
         server,
         kafka,
     };
-    for relay in &mut all {
-        relay.reconfigure(&config);
-    }
+    commit_at_once(&sandbox, rows).await;
     let reach = async |wanted: u64| {
         eventually(LIMIT, "rows are published", async || {
             let mut published = 0;

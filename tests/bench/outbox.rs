@@ -1,4 +1,4 @@
-//! Outboxes that are full before anybody reads them.
+//! Filling outboxes.
 
 use fanout_contract::relay::{Claim, RelayConfig, Source};
 use fanout_tests::Sandbox;
@@ -38,18 +38,29 @@ pub(crate) async fn prepare(sandbox: &Sandbox, server: &Postgres, claim: Claim) 
 
 /// Commits `rows` rows with a payload of 200 bytes and ten thousand keys, a hundred in a transaction.
 pub(crate) async fn fill(sandbox: &Sandbox, rows: usize) {
-    let sql = format!(
-        "do $$ begin for i in 0 .. {} loop
-           insert into outbox (topic, key, type, subject, payload)
-           select '{}', 'user-' || n % 10000, 'post.created', 'posts/' || n,
-                  convert_to(rpad('{{\"n\":' || n || ',\"text\":\"', 198, md5(n::text)) || '\"}}', 'UTF8')
-             from generate_series(i * {TRANSACTION} + 1, least(i * {TRANSACTION} + {TRANSACTION}, {rows})) n;
-           commit;
-         end loop; end $$",
-        rows.div_ceil(TRANSACTION) - 1,
-        sandbox.topic_name
+    let some = insert(
+        sandbox,
+        &format!("i * {TRANSACTION} + 1"),
+        &format!("least(i * {TRANSACTION} + {TRANSACTION}, {rows})"),
     );
-    for sql in [sql.as_str(), "vacuum analyze outbox", "checkpoint"] {
+    let last = rows.div_ceil(TRANSACTION) - 1;
+    let all = format!("do $$ begin for i in 0 .. {last} loop {some}; commit; end loop; end $$");
+    for sql in [all.as_str(), "vacuum analyze outbox", "checkpoint"] {
         execute(sandbox, sql).await;
     }
+}
+
+/// Commits the same rows in one transaction.
+pub(crate) async fn commit_at_once(sandbox: &Sandbox, rows: usize) {
+    execute(sandbox, &insert(sandbox, "1", &rows.to_string())).await;
+}
+
+fn insert(sandbox: &Sandbox, from: &str, to: &str) -> String {
+    format!(
+        "insert into outbox (topic, key, type, subject, payload)
+           select '{}', 'user-' || n % 10000, 'post.created', 'posts/' || n,
+                  convert_to(rpad('{{\"n\":' || n || ',\"text\":\"', 198, md5(n::text)) || '\"}}', 'UTF8')
+             from generate_series({from}, {to}) n",
+        sandbox.topic_name
+    )
 }
