@@ -7,6 +7,9 @@ use std::path::PathBuf;
 /// A connector: its name and its settings.
 pub type Connector<'a> = (&'a str, Vec<(&'a str, String)>);
 
+/// Keys, values and headers are texts unless a connector says otherwise.
+const TEXT: &str = "org.apache.kafka.connect.storage.StringConverter";
+
 /// A running Connect process with its connectors.
 #[derive(Debug)]
 pub struct Connect {
@@ -30,7 +33,6 @@ impl Connect {
             std::fs::write(&file, lines.concat())?;
             Ok(file)
         };
-        const TEXT: &str = "org.apache.kafka.connect.storage.StringConverter";
         let mut files = vec![write(
             "worker",
             &[
