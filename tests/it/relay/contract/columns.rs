@@ -291,6 +291,14 @@ async fn a_wrong_mapping_names_the_column() {
         &["columns.payload", "must be a column"],
     )
     .await;
+}
+
+#[tokio::test]
+async fn a_mapped_table_that_changes_is_judged_again() {
+    let sandbox = super::sandbox("columns_changed").await;
+    execute(&sandbox, POSTS).await;
+    let invalid = SourceError::ColumnInvalid;
+    let right = posts_columns;
     execute(&sandbox, "alter table posts_outbox alter payload type json").await;
     refused(
         &sandbox,

@@ -151,6 +151,11 @@ async fn follow(guide: &str, publishes_old_rows: bool) {
         least > 0 && expected >= least,
         "{guide}: {least}, then {expected}"
     );
+    expect_published(&sandbox, guide, expected).await;
+}
+
+/// Waits for `expected` rows in the topic, in the order of their keys.
+async fn expect_published(sandbox: &Sandbox, guide: &str, expected: i64) {
     eventually(
         LIMIT,
         "every row is published in the order of its key",
