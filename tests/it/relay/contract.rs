@@ -64,7 +64,7 @@ async fn scene(test: &str, claim: Claim) -> (Sandbox, RelayConfig) {
         // What is published is deleted from a table of its own, with other names: `outbox` stays as the truth.
         Claim::Delete => {
             execute(&sandbox, QUEUE).await;
-            postgres.table = "public.queue".to_owned();
+            "public.queue".clone_into(&mut postgres.table);
             postgres.columns = Some(queue_columns());
             postgres.r#match.clear();
         }
@@ -83,6 +83,7 @@ const QUEUE: &str = "
     create trigger copy after insert on outbox for each row execute function copy();
     grant select, delete on queue to fanout_relay";
 
+#[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
 fn column(name: &str) -> Option<ColumnSource> {
     Some(ColumnSource::Column(name.to_owned()))
 }

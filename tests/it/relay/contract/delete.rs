@@ -45,7 +45,7 @@ fn unordered(sandbox: &Sandbox) -> fanout_contract::relay::RelayConfig {
     let mut config = sandbox.relay_config();
     let SourceConfig::Postgres(postgres) = &mut config.source;
     postgres.claim = Claim::Delete;
-    postgres.table = "public.events".to_owned();
+    "public.events".clone_into(&mut postgres.table);
     postgres.r#match.clear();
     postgres.columns = Some(Columns {
         event_id: column("id"),
