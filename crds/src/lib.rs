@@ -5,6 +5,7 @@
 // The derive of KubeSchema makes a second, private struct that is `pub` inside a function.
 #![allow(unreachable_pub)]
 
+pub mod columns;
 pub mod condition;
 pub mod deletion;
 pub mod fanout_topic;

@@ -153,10 +153,6 @@ async fn append(
 }
 
 async fn has_foreign_rows(source: &Source) -> Result<bool, Failure> {
-    if source.outbox.claim != Claim::Snapshot {
-        // What is published is in the rows themselves, whoever restored them.
-        return Ok(false);
-    }
     let sql = format!(
         "select exists (select from {} where {} and xid::xid <> xmin)",
         source.outbox.table.quoted(),

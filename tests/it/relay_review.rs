@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
 async fn source(sandbox: &Sandbox, server: &Postgres) -> Source {
     let mut config = sandbox.relay_config();
     let SourceConfig::Postgres(postgres) = &mut config.source;
-    postgres.url_file = "url".to_owned();
+    "url".clone_into(&mut postgres.url_file);
     let url = server.url_as(RELAY_ROLE, &sandbox.database);
     let files = Files([("url".to_owned(), url.into_bytes())].into());
     Source::connect(&config, &files).await.unwrap()

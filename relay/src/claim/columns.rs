@@ -395,6 +395,7 @@ mod tests {
         Columns::new(mapping, "/social/posts".to_owned(), types)
     }
 
+    #[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
     fn column(name: &str) -> Option<ColumnSource> {
         Some(ColumnSource::Column(name.to_owned()))
     }

@@ -6,10 +6,11 @@ mod delete;
 mod guides;
 mod lease;
 
+use super::ranges::{expect_ranges, of_width};
 use super::{LIMIT, assert_not_repeated, execute, insert, sandbox, settled, source, value};
 use fanout_contract::relay::{Claim, ColumnSource, Columns, RelayConfig, Source as SourceConfig};
 use fanout_relay::claim::{Ids, Queue, Shards, Taken};
-use fanout_relay::lease::{self as ranges, Member};
+use fanout_relay::lease::{self as leases, Member};
 use fanout_relay::position::{Fence, History, INCARNATION};
 use fanout_tests::checker::load::{Journal, Load, Options};
 use fanout_tests::process::Relay;
@@ -47,6 +48,7 @@ on_every_mode!(
     claims_under_load_and_restarts,
     claims_are_taken_over,
     claims_shared_in_peace_repeat_nothing_and_park_what_can_not_be_published,
+    claims_go_on_while_ranges_split_and_merge,
 );
 
 /// A sandbox whose relay claims by `claim`, and its configuration.
@@ -64,7 +66,7 @@ async fn scene(test: &str, claim: Claim) -> (Sandbox, RelayConfig) {
         // What is published is deleted from a table of its own, with other names: `outbox` stays as the truth.
         Claim::Delete => {
             execute(&sandbox, QUEUE).await;
-            postgres.table = "public.queue".to_owned();
+            "public.queue".clone_into(&mut postgres.table);
             postgres.columns = Some(queue_columns());
             postgres.r#match.clear();
         }
@@ -83,6 +85,7 @@ const QUEUE: &str = "
     create trigger copy after insert on outbox for each row execute function copy();
     grant select, delete on queue to fanout_relay";
 
+#[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
 fn column(name: &str) -> Option<ColumnSource> {
     Some(ColumnSource::Column(name.to_owned()))
 }
@@ -262,6 +265,34 @@ async fn claims_shared_in_peace_repeat_nothing_and_park_what_can_not_be_publishe
     expect_finished(&sandbox, claim).await;
 }
 
+async fn claims_go_on_while_ranges_split_and_merge(claim: Claim) {
+    let (sandbox, config) = scene("contract_ranges", claim).await;
+    insert(&sandbox, 5_000, 200).await;
+    let first = Relay::start(&sandbox, "a", &config).await;
+    let endless = Options {
+        writers: 4,
+        transactions: u64::MAX,
+        ..Options::default()
+    };
+    let load = Load::start(&sandbox, &endless).await;
+    let others = [
+        Relay::start(&sandbox, "b", &config).await,
+        Relay::start(&sandbox, "c", &config).await,
+    ];
+    expect_ranges(&sandbox, &of_width(8)).await;
+    insert(&sandbox, 5_000, 200).await;
+    for relay in &others {
+        assert!(relay.terminate().await.success());
+    }
+    expect_ranges(&sandbox, &of_width(32)).await;
+    load.stop();
+    let journal = load.finish().await;
+    let verdict = settled(&sandbox, &journal).await;
+    assert!(verdict.is_sound(), "{verdict:?}");
+    assert_not_repeated(&verdict, &first).await;
+    expect_finished(&sandbox, claim).await;
+}
+
 /// The history of the sandbox's server.
 async fn history(sandbox: &Sandbox) -> History {
     let column = async |sql| value(sandbox, sql).await.unwrap();
@@ -279,7 +310,7 @@ async fn history(sandbox: &Sandbox) -> History {
 async fn take(sandbox: &Sandbox, config: &RelayConfig, owner: &str) -> Fence {
     let source = super::try_source(sandbox, config).await.unwrap();
     let SourceConfig::Postgres(postgres) = &config.source;
-    let topic = ranges::register(&source, "cluster", "topic", postgres.start_from)
+    let topic = leases::register(&source, "cluster", "topic", postgres.start_from)
         .await
         .unwrap();
     execute(
@@ -295,7 +326,7 @@ async fn take(sandbox: &Sandbox, config: &RelayConfig, owner: &str) -> Fence {
         .unwrap();
     let owner = owner.to_owned();
     let member = Member { topic, owner };
-    let acquired = ranges::acquire(&source, &member, range.parse().unwrap()).await;
+    let acquired = leases::acquire(&source, &member, range.parse().unwrap()).await;
     acquired.unwrap().unwrap().fence
 }
 

@@ -25,7 +25,7 @@ const ASTRAY: &str =
     where hashtext(coalesce(key, '')) & 63 not between r.lo and r.hi - 1";
 
 /// Waits until the only topic has the ranges `wanted`.
-async fn expect_ranges(sandbox: &Sandbox, wanted: &str) {
+pub(super) async fn expect_ranges(sandbox: &Sandbox, wanted: &str) {
     eventually(super::LIMIT, &format!("ranges {wanted}"), async || {
         let found = value(sandbox, RANGES).await.unwrap_or_default();
         if found == wanted { Ok(()) } else { Err(found) }
@@ -34,7 +34,7 @@ async fn expect_ranges(sandbox: &Sandbox, wanted: &str) {
 }
 
 /// Aligned ranges of this width, as [`RANGES`] shows them.
-fn of_width(width: i32) -> String {
+pub(super) fn of_width(width: i32) -> String {
     let ranges = (0..64 / width).map(|n| format!("{}-{}", n * width, (n + 1) * width));
     ranges.collect::<Vec<_>>().join(" ")
 }

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 /// A connector: its name and its settings.
 pub type Connector<'a> = (&'a str, Vec<(&'a str, String)>);
 
+/// Keys, values and headers are texts unless a connector says otherwise.
+const TEXT: &str = "org.apache.kafka.connect.storage.StringConverter";
+
 /// What the virtual machine is set up for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jvm {
@@ -56,7 +59,6 @@ impl Connect {
             std::fs::write(&file, lines.concat())?;
             Ok(file)
         };
-        const TEXT: &str = "org.apache.kafka.connect.storage.StringConverter";
         let mut files = vec![write(
             "worker",
             &[

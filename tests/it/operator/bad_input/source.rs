@@ -179,12 +179,12 @@ async fn mapping(scene: &Scene) {
             async || {
                 scene
                     .patch::<Subscription>("unordered", ordering("PerKey"))
-                    .await
+                    .await;
             },
             async || {
                 scene
                     .patch::<Subscription>("unordered", ordering("None"))
-                    .await
+                    .await;
             },
         )
         .await;

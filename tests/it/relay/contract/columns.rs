@@ -17,10 +17,12 @@ const POSTS: &str = "create table posts_outbox (post_id bigint generated always 
         payload jsonb not null, created_at timestamp default '2026-01-02 03:04:05.678');
     grant select, delete on posts_outbox to fanout_relay";
 
+#[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
 fn constant(value: &str) -> Option<ColumnSource> {
     Some(ColumnSource::Value(value.to_owned()))
 }
 
+#[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
 fn path(path: &str) -> Option<ColumnSource> {
     Some(ColumnSource::JsonPath(path.to_owned()))
 }
@@ -106,7 +108,7 @@ async fn a_table_with_four_columns_is_published() {
     relay.kill();
 
     // The same rows, published once more by another relay, are the same events.
-    let again = r#"insert into posts_outbox (post_id, payload) overriding system value values (1, '{}'), (2, '{}')"#;
+    let again = "insert into posts_outbox (post_id, payload) overriding system value values (1, '{}'), (2, '{}')";
     execute(&sandbox, again).await;
     let source = super::super::try_source(&sandbox, &config).await.unwrap();
     let limits = Limits {
@@ -291,6 +293,14 @@ async fn a_wrong_mapping_names_the_column() {
         &["columns.payload", "must be a column"],
     )
     .await;
+}
+
+#[tokio::test]
+async fn a_mapped_table_that_changes_is_judged_again() {
+    let sandbox = super::sandbox("columns_changed").await;
+    execute(&sandbox, POSTS).await;
+    let invalid = SourceError::ColumnInvalid;
+    let right = posts_columns;
     execute(&sandbox, "alter table posts_outbox alter payload type json").await;
     refused(
         &sandbox,

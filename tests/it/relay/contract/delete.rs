@@ -1,6 +1,6 @@
 //! Claim mode `Delete`: rows are selected once, deleted when they are published, and need no order.
 
-use super::{ALL, column, complete, execute, insert, next, queue, scene, take, value};
+use super::{ALL, LIMIT, column, complete, execute, insert, next, queue, scene, take, value};
 use fanout_contract::relay::{Claim, Columns, Source as SourceConfig};
 use fanout_relay::claim::{Completion, Ids};
 use fanout_tests::checker::log::Log;
@@ -45,7 +45,7 @@ fn unordered(sandbox: &Sandbox) -> fanout_contract::relay::RelayConfig {
     let mut config = sandbox.relay_config();
     let SourceConfig::Postgres(postgres) = &mut config.source;
     postgres.claim = Claim::Delete;
-    postgres.table = "public.events".to_owned();
+    "public.events".clone_into(&mut postgres.table);
     postgres.r#match.clear();
     postgres.columns = Some(Columns {
         event_id: column("id"),
@@ -108,8 +108,6 @@ async fn a_table_without_an_order_is_published_and_said_to_have_none() {
     })
     .await;
 }
-
-use super::LIMIT;
 
 #[tokio::test]
 async fn rows_without_an_order_are_selected_once() {

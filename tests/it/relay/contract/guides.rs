@@ -33,7 +33,10 @@ fn config(sandbox: &Sandbox, guide: &str) -> RelayConfig {
     let shown = &document["source"]["postgres"];
     let mut config = sandbox.relay_config();
     let SourceConfig::Postgres(postgres) = &mut config.source;
-    postgres.table = shown["table"].as_str().unwrap().to_owned();
+    shown["table"]
+        .as_str()
+        .unwrap()
+        .clone_into(&mut postgres.table);
     postgres.claim = serde_json::from_value(shown["claim"].clone()).unwrap_or(Claim::Snapshot);
     assert_eq!(shown["match"], serde_json::json!([]));
     postgres.r#match.clear();
@@ -151,6 +154,11 @@ async fn follow(guide: &str, publishes_old_rows: bool) {
         least > 0 && expected >= least,
         "{guide}: {least}, then {expected}"
     );
+    expect_published(&sandbox, guide, expected).await;
+}
+
+/// Waits for `expected` rows in the topic, in the order of their keys.
+async fn expect_published(sandbox: &Sandbox, guide: &str, expected: i64) {
     eventually(
         LIMIT,
         "every row is published in the order of its key",

@@ -10,6 +10,7 @@ use fanout_relay::lease::{self, Member};
 use fanout_relay::position;
 use fanout_relay::source::Source;
 use fanout_runtime::config::Files;
+use fanout_tests::services::child::Signal;
 use fanout_tests::services::pgbouncer::PgBouncer;
 use fanout_tests::services::postgres::{Postgres, RELAY_ROLE};
 use fanout_tests::{Sandbox, configs, eventually, services};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 enum Crash {
     /// As a whole.
     Server,
-    /// One backend is killed, as the kernel does when memory is short: the server starts its others anew. It keeps its
+    /// One of its processes is killed, as the kernel does when memory is short: it starts all others anew, and keeps its
     /// start time.
     Backend,
 }
@@ -52,12 +53,19 @@ async fn insert(connection: &mut PgConnection) -> i64 {
     row.get(0)
 }
 
+/// Signals a process of the server.
+fn signal(pid: i32, signal: Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
 /// Makes the server crash, `writer` being one of its sessions; returns a new session once it is back.
 async fn strike(
     how: Crash,
     postgres: &Arc<Postgres>,
     sandbox: &Sandbox,
     mut writer: PgConnection,
+    flusher: i32,
 ) -> PgConnection {
     let started = administer(postgres, "select pg_postmaster_start_time()").await;
     match how {
@@ -66,13 +74,7 @@ async fn strike(
             blocking(move || server.kill().and_then(|()| server.start_again()).unwrap()).await;
         }
         Crash::Backend => {
-            let backend: i32 = sqlx::raw_sql("select pg_backend_pid()")
-                .fetch_one(&mut writer)
-                .await
-                .unwrap()
-                .get(0);
-            let backend = rustix::process::Pid::from_raw(backend).unwrap();
-            rustix::process::kill_process(backend, rustix::process::Signal::KILL).unwrap();
+            signal(flusher, Signal::KILL);
         }
     }
     let session = eventually(LIMIT, "the server is back", async || {
@@ -94,12 +96,6 @@ async fn strike(
 async fn crash(test: &str, how: Crash) {
     let postgres = own_postgres().await;
     let kafka = blocking(services::kafka).await;
-    // Aborts stay unflushed.
-    administer(
-        &postgres,
-        "alter system set wal_writer_delay = '10s'; select pg_reload_conf()",
-    )
-    .await;
     let sandbox = Sandbox::with(test, &postgres, kafka).await;
     let server = Arc::clone(&postgres);
     let pooler = blocking(move || PgBouncer::start(&server).unwrap()).await;
@@ -120,6 +116,10 @@ async fn crash(test: &str, how: Crash) {
     assert_eq!(reader.next().await.unwrap().kind, Kind::Idle);
 
     let mut writer = PgConnection::connect(&sandbox.url).await.unwrap();
+    // Nobody flushes what rolls back from here on.
+    let flusher = "select pid from pg_stat_activity where backend_type = 'walwriter'";
+    let flusher = administer(&postgres, flusher).await.parse().unwrap();
+    signal(flusher, Signal::STOP);
     let mut aborted = 0;
     for _ in 0..5 {
         execute_on(&mut writer, "begin").await;
@@ -131,7 +131,7 @@ async fn crash(test: &str, how: Crash) {
     let Completion::Position(after) = read.after else {
         panic!("a reader moves a position");
     };
-    let mut writer = strike(how, &postgres, &sandbox, writer).await;
+    let mut writer = strike(how, &postgres, &sandbox, writer, flusher).await;
     let mut first = None;
     loop {
         let xid = insert(&mut writer).await;
