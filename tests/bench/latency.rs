@@ -109,7 +109,7 @@ async fn measure(sandbox: &Sandbox, topic: &str, mover: u32) -> Latency {
         at: (0..rows).map(|_| AtomicU64::new(0)).collect(),
     });
     let reader = read(sandbox, topic, Arc::clone(&commits));
-    let before = processor::used(mover);
+    let before = processor::used(mover).as_secs_f64();
     let began = Instant::now();
     let mut writers = Vec::new();
     for writer in 0..WRITERS {
@@ -124,7 +124,7 @@ async fn measure(sandbox: &Sandbox, topic: &str, mover: u32) -> Latency {
         writer.await.unwrap();
     }
     let seconds = began.elapsed().as_secs_f64();
-    let processor = (processor::used(mover) - before).as_secs_f64() / seconds;
+    let processor = (processor::used(mover).as_secs_f64() - before) / seconds;
     let mut latencies = reader.await.unwrap();
     latencies.sort_unstable();
     let at = |share: usize| {

@@ -29,18 +29,11 @@ async fn seen(sandbox: &Sandbox, topic: &str) -> BTreeMap<String, Seen> {
         .collect()
 }
 
-#[tokio::test]
-async fn records_are_those_of_the_real_router_on_the_same_rows() {
-    let server = tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
-        .await
-        .unwrap();
-    let sandbox = Sandbox::with("debezium", &server, services::kafka()).await;
-    // The name by which rows are matched and routed; unique, because the broker is shared.
-    let name = &sandbox.namespace;
-    let (jsonb, bytes) = (format!("{name}-jsonb"), format!("{name}-bytes"));
-    // A table as Debezium documents it, whose rows a trigger also puts into the outbox; and the outbox itself, for bytes.
+/// A table as Debezium documents it, whose rows a trigger also puts into the outbox, and the outbox itself, for bytes, as far as
+/// its topic is `bytes`; both with what a connector needs.
+async fn tables(sandbox: &Sandbox, bytes: &str) {
     execute(
-        &sandbox,
+        sandbox,
         &format!("create table debezium (id uuid primary key default gen_random_uuid(), aggregatetype varchar(255) not null,
            aggregateid varchar(255), type varchar(255) not null, payload jsonb);
          create function copy() returns trigger language plpgsql as $$ begin
@@ -54,8 +47,20 @@ async fn records_are_those_of_the_real_router_on_the_same_rows() {
     .await;
     for slot in ["dbz_debezium", "dbz_outbox"] {
         let create = format!("select pg_create_logical_replication_slot('{slot}', 'pgoutput')");
-        execute(&sandbox, &create).await;
+        execute(sandbox, &create).await;
     }
+}
+
+#[tokio::test]
+async fn records_are_those_of_the_real_router_on_the_same_rows() {
+    let server = tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
+        .await
+        .unwrap();
+    let sandbox = Sandbox::with("debezium", &server, services::kafka()).await;
+    // The name by which rows are matched and routed; unique, because the broker is shared.
+    let name = &sandbox.namespace;
+    let (jsonb, bytes) = (format!("{name}-jsonb"), format!("{name}-bytes"));
+    tables(&sandbox, &bytes).await;
     let kafka = services::kafka();
     for routed in [&jsonb, &bytes] {
         kafka.create_topic(&routed_topic("", routed), 3, &[]).await;

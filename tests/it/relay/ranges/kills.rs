@@ -49,10 +49,10 @@ impl Held {
             and application_name = 'fanout-relay' and wait_event_type = 'Lock'";
         eventually(LIMIT, "a transaction is held up", async || {
             let found = value(sandbox, waiting).await;
-            if found.as_deref() != Some("0") {
-                Ok(())
+            if found.as_deref() == Some("0") {
+                Err("none")
             } else {
-                Err(format!("{found:?}"))
+                Ok(())
             }
         })
         .await;

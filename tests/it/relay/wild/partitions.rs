@@ -12,7 +12,7 @@ async fn partition(sandbox: &Sandbox) {
          subject text, content_type text not null default 'application/json', headers jsonb, traceparent text, payload bytea,
          created_at timestamptz not null default clock_timestamp(), xid xid8 not null default pg_current_xact_id(),
          shard smallint not null generated always as ((hashtext(coalesce(key::text, '')) & 63)::smallint) stored";
-    let parts: String = (0..3)
+    let parts: Vec<String> = (0..3)
         .map(|n| {
             let (first, end) = (n * 100 + 1, n * 100 + 101);
             format!(
@@ -22,6 +22,7 @@ async fn partition(sandbox: &Sandbox) {
             )
         })
         .collect();
+    let parts = parts.concat();
     execute(
         sandbox,
         &format!(
