@@ -29,6 +29,12 @@ async fn seen(sandbox: &Sandbox, topic: &str) -> BTreeMap<String, Seen> {
         .collect()
 }
 
+async fn server() -> Postgres {
+    tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
+        .await
+        .unwrap()
+}
+
 /// A table as Debezium documents it, whose rows a trigger also puts into the outbox, and the outbox itself, for bytes, as far as
 /// its topic is `bytes`; both with what a connector needs.
 async fn tables(sandbox: &Sandbox, bytes: &str) {
@@ -53,9 +59,7 @@ async fn tables(sandbox: &Sandbox, bytes: &str) {
 
 #[tokio::test]
 async fn records_are_those_of_the_real_router_on_the_same_rows() {
-    let server = tokio::task::spawn_blocking(|| Postgres::start_logical().unwrap())
-        .await
-        .unwrap();
+    let server = server().await;
     let sandbox = Sandbox::with("debezium", &server, services::kafka()).await;
     // The name by which rows are matched and routed; unique, because the broker is shared.
     let name = &sandbox.namespace;
