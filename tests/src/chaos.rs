@@ -67,6 +67,8 @@ struct Scene {
     targets: Vec<Target>,
     /// Rows that were perhaps published and not stored, over all faults so far.
     unconfirmed: AtomicU64,
+    /// Every kind of fault beside the kills has struck.
+    disturbed: AtomicBool,
     over: AtomicBool,
 }
 
@@ -124,16 +126,22 @@ impl Scene {
             kafka,
             targets,
             unconfirmed: AtomicU64::new(0),
+            disturbed: AtomicBool::new(false),
             over: AtomicBool::new(false),
         }
     }
 
-    /// Kills relays one after the other, until enough of them died and enough is written.
+    /// Kills relays one after the other, until enough of them died, enough is written, and every other fault has struck.
     async fn kill(&self, plan: Plan, load: &Load) -> Vec<(Point, u32)> {
         let mut rng = StdRng::seed_from_u64(plan.seed);
         let mut counts: Vec<(Point, u32)> = Point::ALL.map(|point| (point, 0)).to_vec();
         let mut number = 0;
-        while number < plan.kills || load.events() < plan.events {
+        let is_enough = |number: u32| {
+            number >= plan.kills
+                && load.events() >= plan.events
+                && self.disturbed.load(Ordering::Relaxed)
+        };
+        while !is_enough(number) {
             number += 1;
             let point = Point::ALL[rng.random_range(0..Point::ALL.len())];
             let (target, mut relay) = self.pick(point, &mut rng).await;
@@ -190,7 +198,7 @@ impl Scene {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             // Cuts are frequent, the others take their time.
-            let kind = [1, 2, 0, 1, 2, 3][turn % 6];
+            let kind = [1, 2, 3, 0, 1, 2][turn % 6];
             turn += 1;
             let target = &self.targets[rng.random_range(0..RELAYS)];
             match kind {
@@ -207,6 +215,8 @@ impl Scene {
             }
             self.account().await;
             counts[kind].1 += 1;
+            let all = counts.iter().all(|(_, count)| *count > 0);
+            self.disturbed.store(all, Ordering::Relaxed);
         }
         counts.to_vec()
     }
