@@ -20,7 +20,7 @@ suite_lint() {
 suite_build() { cargo build --quiet --workspace --all-targets; }
 suite_unit() { cargo_test --lib --bins && cargo_test --doc; }
 # Most of them wait most of the time.
-suite_integration() { cargo_test --test it -- --test-threads=6 --skip fault; }
+suite_integration() { cargo_test --test it -- --test-threads=4 --skip fault; }
 # Faults starve what runs beside them: few at a time.
 suite_faults() { cargo_test --test it -- --test-threads=2 fault; }
 # The long forms; not a part of all.

@@ -1,5 +1,4 @@
-//! Which change makes whom reconcile. A change that nobody reacts to (our own status writes, a heartbeat in somebody's
-//! status) causes nothing.
+//! Which change makes whom reconcile. A change that nobody reacts to (a heartbeat, a depth in a status) causes nothing.
 
 use super::fanout_topic::status::Identity;
 use super::workers::Pods;
@@ -12,7 +11,7 @@ use fanout_crds::condition::{LOG_READY, POSITION_INITIALIZED, READY, reason};
 use fanout_crds::{FanoutTopic, Subscription};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Pod, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ManagedFieldsEntry, ObjectMeta};
 use kube::{Resource, ResourceExt};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -147,11 +146,28 @@ fn wanted<K: Resource>(object: &K) -> impl Hash + use<K> {
     )
 }
 
+/// What a status says, whoever wrote it. A pass that looked at an object from before the last write of its status may have
+/// found nothing to write although that write is out of date by now: once it is seen here, another pass looks.
+fn said(conditions: Option<&Vec<Condition>>) -> impl Hash + use<> {
+    let said = |it: &Condition| {
+        (
+            it.type_.clone(),
+            it.status.clone(),
+            it.reason.clone(),
+            it.message.clone(),
+            it.observed_generation,
+        )
+    };
+    conditions.map(|conditions| conditions.iter().map(said).collect::<Vec<_>>())
+}
+
 impl Handler<GuardedTopic> for Triggers {
     fn changed(&self, object: &GuardedTopic, change: Change) {
         let namespace = object.namespace().unwrap_or_default();
         let name = object.name_any();
-        if self.news("topic", object, change, wanted(object)) {
+        let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
+        let part = (wanted(object), said(status.map(|it| &it.conditions)));
+        if self.news("topic", object, change, part) {
             self.topics.add(&namespace, &name);
         }
         let known = object.0.as_ref().ok().map(known_to_subscriptions);
@@ -189,7 +205,9 @@ fn known_to_subscriptions(topic: &FanoutTopic) -> impl Hash + use<> {
 impl Handler<GuardedSubscription> for Triggers {
     fn changed(&self, object: &GuardedSubscription, change: Change) {
         let namespace = object.namespace().unwrap_or_default();
-        if self.news("subscription", object, change, wanted(object)) {
+        let status = object.0.as_ref().ok().and_then(|it| it.status.as_ref());
+        let part = (wanted(object), said(status.map(|it| &it.conditions)));
+        if self.news("subscription", object, change, part) {
             self.subscriptions.add(&namespace, &object.name_any());
         }
         match &object.0 {

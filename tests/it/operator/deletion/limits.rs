@@ -198,11 +198,18 @@ async fn a_kafka_topic_of_somebody_else_stays(cluster: &Cluster) {
     gone::<FanoutTopic>(cluster, namespace, "posts").await;
     let left = kafka.describe_topic(&name).await.unwrap();
     assert_eq!(left.map(|it| it.id), Some(theirs.id.clone()));
-    let dead = kafka
-        .describe_topic(&names::dead_letter_topic(&name))
-        .await
-        .unwrap();
-    assert_eq!(dead, None, "the dead letter topic was ours");
+    // Brokers know a deleted topic a little longer than the controller.
+    let dead = names::dead_letter_topic(&name);
+    fanout_tests::eventually(
+        LIMIT,
+        "the dead letter topic, which was ours, is gone",
+        async || {
+            let found = kafka.describe_topic(&dead).await?;
+            anyhow::ensure!(found.is_none(), "{found:?}");
+            anyhow::Ok(())
+        },
+    )
+    .await;
     let told = told(cluster, namespace).await;
     assert!(
         told.len() == 1 && told[0].1.contains(&theirs.id) && told[0].1.contains("positions"),

@@ -64,6 +64,15 @@ impl Place {
         cluster
             .subscription(&namespace, "all", POSITION_INITIALIZED, "True/Succeeded")
             .await;
+        // Made by a pass of its own: one that is under way at the deletion would still make it.
+        cluster
+            .until(
+                &namespace,
+                "posts-pool-0",
+                "exists",
+                |_: &Deployment| Ok(()),
+            )
+            .await;
         let found = if live.is_some() {
             cluster
                 .subscription(&namespace, "all", READY, "True/Succeeded")
