@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// Far more than a million rows take.
 const LIMIT: Duration = Duration::from_mins(10);
 
+/// Between two looks at what is published.
+const LOOK: Duration = Duration::from_millis(10);
+
 /// What draining took.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drained {
@@ -57,6 +60,29 @@ impl Span {
     }
 }
 
+/// The moment at which `wanted` rows are in the log, looked at often: what passes between two looks is measured with.
+async fn reach(
+    meter: &Meter<'_>,
+    wanted: u64,
+    published: &impl AsyncFn() -> anyhow::Result<u64>,
+) -> Span {
+    let began = Instant::now();
+    loop {
+        let rows = published().await.unwrap();
+        let at = Instant::now();
+        if rows >= wanted {
+            let processor = meter.read();
+            return Span {
+                rows,
+                at,
+                processor,
+            };
+        }
+        assert!(began.elapsed() < LIMIT, "{rows} of {wanted} rows");
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
 /// `relays` relays that have shared the ranges and wait, from the commit of `rows` rows until all are acknowledged.
 pub(crate) async fn relays(
     (server, kafka): (&Postgres, &Kafka),
@@ -84,23 +110,15 @@ pub(crate) async fn relays(
         kafka,
     };
     commit_at_once(&sandbox, rows).await;
-    let reach = async |wanted: u64| {
-        eventually(LIMIT, "rows are published", async || {
-            let mut published = 0;
-            for relay in &all {
-                published += relay.status().await?.published_total;
-            }
-            anyhow::ensure!(published >= wanted, "{published} of {wanted}");
-            anyhow::Ok(Span {
-                rows: published,
-                at: Instant::now(),
-                processor: meter.read(),
-            })
-        })
-        .await
+    let published = async || -> anyhow::Result<u64> {
+        let mut sum = 0;
+        for relay in &all {
+            sum += relay.status().await?.published_total;
+        }
+        Ok(sum)
     };
-    let first = reach(1).await;
-    let last = reach(rows as u64).await;
+    let first = reach(&meter, 0, &published).await;
+    let last = reach(&meter, rows as u64, &published).await;
     first.until(&last)
 }
 
@@ -127,21 +145,12 @@ pub(crate) async fn connector((server, kafka): (&Postgres, &Kafka), rows: usize)
         kafka,
     };
     let reader: BaseConsumer = kafka.client().create().unwrap();
-    let reach = async |wanted: u64| {
-        eventually(LIMIT, "rows are in the log", async || {
-            connect.ensure_running()?;
-            let found = tokio::task::block_in_place(|| end(&reader, &topic))?;
-            anyhow::ensure!(found >= wanted, "{found} of {wanted}");
-            anyhow::Ok(Span {
-                rows: found,
-                at: Instant::now(),
-                processor: meter.read(),
-            })
-        })
-        .await
+    let published = async || {
+        connect.ensure_running()?;
+        tokio::task::block_in_place(|| end(&reader, &topic))
     };
-    let first = reach(rows as u64 / 10).await;
-    let last = reach(rows as u64).await;
+    let first = reach(&meter, rows as u64 / 10, &published).await;
+    let last = reach(&meter, rows as u64, &published).await;
     first.until(&last)
 }
 
