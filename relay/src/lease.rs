@@ -3,7 +3,7 @@
 use crate::claim::Shards;
 use crate::claim::row::{parsed, text};
 use crate::position::{self, Fence, History, Position, Stored, history};
-use crate::source::{Failure, Source, classify, failure};
+use crate::source::{Failure, Source, classify, failure, unexpected};
 use crate::sql::literal;
 use fanout_contract::names::ACCEPT_SOURCE_ANNOTATION;
 use fanout_contract::reason::SourceError;
@@ -175,13 +175,6 @@ fn to_accept(here: &History) -> String {
     format!(
         "if it is meant to be this database, annotate the FanoutTopic with {ACCEPT_SOURCE_ANNOTATION}: \"{}\"",
         here.system_identifier
-    )
-}
-
-fn unexpected() -> Failure {
-    failure(
-        SourceError::SourceQueryFailed,
-        "the database answered in an unexpected form",
     )
 }
 

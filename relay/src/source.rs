@@ -194,6 +194,14 @@ pub fn failure(class: SourceError, message: impl Into<String>) -> Failure {
     }
 }
 
+/// An answer that has not the columns, or not the values, that its statement asks for.
+pub(crate) fn unexpected() -> Failure {
+    failure(
+        SourceError::SourceQueryFailed,
+        "the database answered in an unexpected form",
+    )
+}
+
 /// What an error of the driver means; keeps nothing of the server's text but the SQLSTATE.
 pub fn classify(error: &sqlx::Error) -> Failure {
     match error {
@@ -212,10 +220,7 @@ pub fn classify(error: &sqlx::Error) -> Failure {
         ),
         sqlx::Error::Decode(_)
         | sqlx::Error::ColumnDecode { .. }
-        | sqlx::Error::ColumnIndexOutOfBounds { .. } => failure(
-            SourceError::SourceQueryFailed,
-            "the database answered in an unexpected form",
-        ),
+        | sqlx::Error::ColumnIndexOutOfBounds { .. } => unexpected(),
         // No answer, or none in time; whatever else a later driver tells apart is tried again, too.
         _ => failure(
             SourceError::SourceUnreachable,

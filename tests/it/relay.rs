@@ -18,6 +18,7 @@ mod table;
 mod wild;
 
 use fanout_contract::relay::RelayConfig;
+use fanout_relay::position::{History, INCARNATION};
 use fanout_relay::source::{Failure, Source};
 use fanout_tests::Sandbox;
 use fanout_tests::checker::Checker;
@@ -65,6 +66,19 @@ async fn sandbox(test: &str) -> Sandbox {
     let sandbox = Sandbox::new(test).await;
     execute(&sandbox, "create sequence bulk").await;
     sandbox
+}
+
+/// The history of the sandbox's server.
+async fn history(sandbox: &Sandbox) -> History {
+    let column = async |sql| value(sandbox, sql).await.unwrap();
+    History {
+        system_identifier: column("select system_identifier from pg_control_system()")
+            .await
+            .parse()
+            .unwrap(),
+        timeline: column("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)").await,
+        incarnation: column(INCARNATION).await.parse().unwrap(),
+    }
 }
 
 /// The outbox of the sandbox, reached as the relay does, in this process.

@@ -3,12 +3,11 @@
 use super::batch::{Batch, Completion, Kind};
 use super::ids::{Ids, Taken};
 use super::row::{Row, flag, parsed, text};
-use super::server::Server;
-use super::snapshot::{self, Limits};
+use super::server::{self, Server};
+use super::snapshot::Limits;
 use super::{Shards, delete, lease};
 use crate::position::{Fence, History};
-use crate::source::{Failure, SCAN_TIMEOUT, Source, classify, failure};
-use fanout_contract::reason::SourceError;
+use crate::source::{Failure, SCAN_TIMEOUT, Source, classify, unexpected};
 use fanout_contract::relay::Claim;
 use sqlx::postgres::PgRow;
 
@@ -82,19 +81,7 @@ impl Queue {
             return Ok(batch(Vec::new(), 0, Ids::Numbers(Vec::new())));
         };
         let ids = parse(lowest, above).ok_or_else(unexpected)?;
-        let page = snapshot::page(outbox, &ids);
-        let mut rows = self.source.query_within(SCAN_TIMEOUT, page).await?;
-        let (server, found) = head(&rows)?;
-        server.trust(&self.history)?;
-        if !found {
-            rows.clear();
-        }
-        if rows.len() < ids.len() {
-            tracing::warn!(
-                rows = ids.len() - rows.len(),
-                "committed rows were deleted before they were published"
-            );
-        }
+        let rows = server::page(&self.source, &self.history, &ids).await?;
         Ok(batch(rows, first, Ids::Numbers(ids)))
     }
 
@@ -102,12 +89,7 @@ impl Queue {
         let outbox = &self.source.outbox;
         let taken = self.taken.ids(&outbox.columns);
         let sql = delete::select(outbox, self.shards, &taken, self.limits);
-        let mut rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
-        let (server, found) = head(&rows)?;
-        server.trust(&self.history)?;
-        if !found {
-            rows.clear();
-        }
+        let rows = server::rows(&self.source, &self.history, sql).await?;
         let mut ids = Ids::none(&outbox.columns);
         for row in &rows {
             let row = Row::decode(row, Server::COLUMNS).map_err(|error| classify(&error))?;
@@ -132,21 +114,6 @@ fn batch(rows: Vec<PgRow>, first: usize, ids: Ids) -> Batch {
 pub fn holds(rows: &[PgRow]) -> Result<bool, Failure> {
     let row = rows.first().ok_or_else(unexpected)?;
     flag(row, 0).map_err(|error| classify(&error))
-}
-
-/// Which server answered, and whether a row came with it.
-fn head(rows: &[PgRow]) -> Result<(Server, bool), Failure> {
-    rows.first()
-        .ok_or(sqlx::Error::RowNotFound)
-        .and_then(|row| Ok((Server::read(row, 0)?, text(row, Server::COLUMNS)?.is_some())))
-        .map_err(|error| classify(&error))
-}
-
-fn unexpected() -> Failure {
-    failure(
-        SourceError::SourceQueryFailed,
-        "the database answered in an unexpected form",
-    )
 }
 
 /// `lowest` and how far each number is above it, separated by commas.

@@ -3,11 +3,10 @@
 use super::Shards;
 use super::batch::{Batch, Completion, Kind};
 use super::row::{flag, parsed, text};
-use super::server::Server;
+use super::server::{self, Server};
 use super::snapshot::{self, Limits, Snapshot};
 use crate::position::{History, Position};
-use crate::source::{Failure, SCAN_TIMEOUT, Source, classify, failure};
-use fanout_contract::reason::SourceError;
+use crate::source::{Failure, SCAN_TIMEOUT, Source, classify, unexpected};
 use sqlx::postgres::PgRow;
 use std::collections::VecDeque;
 
@@ -101,31 +100,14 @@ impl Reader {
             let after = Completion::Position(self.position.clone());
             return Ok(Batch::new(Vec::new(), 0, after, Kind::End));
         };
-        let sql = snapshot::page(&self.source.outbox, &ids);
-        let mut rows = self.source.query_within(SCAN_TIMEOUT, sql).await?;
-        let first = Server::COLUMNS;
-        let (server, found) = rows
-            .first()
-            .ok_or(sqlx::Error::RowNotFound)
-            .and_then(|row| Ok((Server::read(row, 0)?, text(row, first)?.is_some())))
-            .map_err(|error| classify(&error))?;
-        server.trust(&self.history)?;
-        if !found {
-            rows.clear();
-        }
-        if rows.len() < ids.len() {
-            tracing::warn!(
-                rows = ids.len() - rows.len(),
-                "committed rows were deleted before they were published"
-            );
-        }
+        let rows = server::page(&self.source, &self.history, &ids).await?;
         self.position = Position::Inside {
             old,
             new,
             last_id: last,
         };
         let after = Completion::Position(self.position.clone());
-        Ok(Batch::new(rows, first, after, Kind::Rows))
+        Ok(Batch::new(rows, Server::COLUMNS, after, Kind::Rows))
     }
 
     async fn read_ids(
@@ -143,12 +125,7 @@ impl Reader {
             .and_then(|row| Ok((Server::read(row, 0)?, text(row, Server::COLUMNS)?)))
             .map_err(|error| classify(&error))?;
         server.trust(&self.history)?;
-        self.ids = parse_ids(ids.unwrap_or_default()).ok_or_else(|| {
-            failure(
-                SourceError::SourceQueryFailed,
-                "the database answered in an unexpected form",
-            )
-        })?;
+        self.ids = parse_ids(ids.unwrap_or_default()).ok_or_else(unexpected)?;
         Ok(())
     }
 }

@@ -2,8 +2,9 @@
 //! reach another one, or the same after a crash.
 
 use super::row::{flag, parsed, text};
+use super::snapshot;
 use crate::position::{History, incarnation};
-use crate::source::{Failure, failure};
+use crate::source::{Failure, SCAN_TIMEOUT, Source, classify, failure};
 use fanout_contract::reason::SourceError;
 use sqlx::postgres::PgRow;
 
@@ -62,4 +63,40 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Runs a statement whose rows begin with what [`SERVER`] says; returns its rows, none where nothing came with that, once
+/// the server is trusted.
+pub(super) async fn rows(
+    source: &Source,
+    history: &History,
+    sql: String,
+) -> Result<Vec<PgRow>, Failure> {
+    let mut rows = source.query_within(SCAN_TIMEOUT, sql).await?;
+    let (server, found) = rows
+        .first()
+        .ok_or(sqlx::Error::RowNotFound)
+        .and_then(|row| Ok((Server::read(row, 0)?, text(row, Server::COLUMNS)?.is_some())))
+        .map_err(|error| classify(&error))?;
+    server.trust(history)?;
+    if !found {
+        rows.clear();
+    }
+    Ok(rows)
+}
+
+/// The rows `ids`, as [`rows`] returns them.
+pub(super) async fn page(
+    source: &Source,
+    history: &History,
+    ids: &[i64],
+) -> Result<Vec<PgRow>, Failure> {
+    let rows = rows(source, history, snapshot::page(&source.outbox, ids)).await?;
+    if rows.len() < ids.len() {
+        tracing::warn!(
+            rows = ids.len() - rows.len(),
+            "committed rows were deleted before they were published"
+        );
+    }
+    Ok(rows)
 }

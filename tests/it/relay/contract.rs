@@ -7,11 +7,13 @@ mod guides;
 mod lease;
 
 use super::ranges::{expect_ranges, of_width};
-use super::{LIMIT, assert_not_repeated, execute, insert, sandbox, settled, source, value};
+use super::{
+    LIMIT, assert_not_repeated, execute, history, insert, sandbox, settled, source, value,
+};
 use fanout_contract::relay::{Claim, ColumnSource, Columns, RelayConfig, Source as SourceConfig};
 use fanout_relay::claim::{Ids, Queue, Shards, Taken};
 use fanout_relay::lease::{self as leases, Member};
-use fanout_relay::position::{Fence, History, INCARNATION};
+use fanout_relay::position::Fence;
 use fanout_tests::checker::load::{Journal, Load, Options};
 use fanout_tests::process::Relay;
 use fanout_tests::services::child::Signal;
@@ -291,19 +293,6 @@ async fn claims_go_on_while_ranges_split_and_merge(claim: Claim) {
     assert!(verdict.is_sound(), "{verdict:?}");
     assert_not_repeated(&verdict, &first).await;
     expect_finished(&sandbox, claim).await;
-}
-
-/// The history of the sandbox's server.
-async fn history(sandbox: &Sandbox) -> History {
-    let column = async |sql| value(sandbox, sql).await.unwrap();
-    History {
-        system_identifier: column("select system_identifier from pg_control_system()")
-            .await
-            .parse()
-            .unwrap(),
-        timeline: column("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)").await,
-        incarnation: column(INCARNATION).await.parse().unwrap(),
-    }
 }
 
 /// The topic's only range, which has every shard, taken by `owner`.

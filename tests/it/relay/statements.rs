@@ -1,10 +1,10 @@
 //! The statements of claim mode `Snapshot`, against a real planner.
 
-use super::{execute, sandbox, source, value};
+use super::{execute, history, sandbox, source, value};
 use fanout_relay::claim::snapshot::{self, Limits, Snapshot};
 use fanout_relay::claim::{Completion, Kind, Reader, Shards};
 use fanout_relay::lease;
-use fanout_relay::position::{History, INCARNATION, Position};
+use fanout_relay::position::Position;
 use fanout_tests::Sandbox;
 use fanout_tests::checker::load;
 use fanout_tests::checker::writer::Writer;
@@ -35,18 +35,6 @@ async fn reader(sandbox: &Sandbox, limits: Limits) -> Reader {
         history(sandbox).await,
         Position::At(Snapshot::nothing()),
     )
-}
-
-async fn history(sandbox: &Sandbox) -> History {
-    let column = async |sql| value(sandbox, sql).await.unwrap();
-    History {
-        system_identifier: column("select system_identifier from pg_control_system()")
-            .await
-            .parse()
-            .unwrap(),
-        timeline: column("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)").await,
-        incarnation: column(INCARNATION).await.parse().unwrap(),
-    }
 }
 
 async fn ids(reader: &mut Reader) -> Vec<i64> {
