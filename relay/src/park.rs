@@ -4,7 +4,7 @@
 //! sets `action` of a parked row; the range's owner carries it out, and goes on with what was held behind it.
 
 use crate::claim::Outbox;
-use crate::claim::row::{Row, flag, text};
+use crate::claim::row::{Row, flag, parsed, text};
 use crate::claim::snapshot::Limits;
 use crate::encode::Unencodable;
 use crate::position::Fence;
@@ -12,7 +12,7 @@ use crate::source::{Failure, SCAN_TIMEOUT, Source, classify};
 use crate::sql::{bigint_array, literal};
 use fanout_contract::relay::OnParked;
 use sqlx::postgres::PgRow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// A row to set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +23,41 @@ pub struct Parked {
     pub reason: Option<Unencodable>,
 }
 
+/// Keys whose rows must wait, each with the id it waits from.
+///
+/// What comes before that id goes on: a batch that was planned and not stored is read again, with the rows of the key before
+/// the parked one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held(HashMap<String, i64>);
+
+impl Held {
+    /// True where row `id` of `key` must wait. A row without a key is ordered with nothing.
+    pub fn contains(&self, key: Option<&str>, id: i64) -> bool {
+        key.and_then(|key| self.0.get(key))
+            .is_some_and(|from| id >= *from)
+    }
+
+    /// From row `id` on, `key` waits.
+    pub fn add(&mut self, key: &str, id: i64) {
+        let from = self.0.entry(key.to_owned()).or_insert(id);
+        *from = id.min(*from);
+    }
+
+    /// Adds what `other` holds.
+    pub fn extend(&mut self, other: Self) {
+        for (key, id) in other.0 {
+            self.add(&key, id);
+        }
+    }
+}
+
 /// Keys of `range` whose rows must wait, and whether anything is to be released or dropped. Read under a fresh lease, before
 /// anything is published.
 pub async fn look(
     source: &Source,
     range: i64,
     on_parked: OnParked,
-) -> Result<(HashSet<String>, bool), Failure> {
+) -> Result<(Held, bool), Failure> {
     let held = held_keys(source, range, on_parked).await?;
     let one = Limits { rows: 1, bytes: 0 };
     let due = page(source, range, BEFORE_ALL, on_parked, one).await?;
@@ -37,11 +65,7 @@ pub async fn look(
 }
 
 /// Keys of `range` whose rows must wait: those of every parked row; where keys go on, those of held rows, which go first.
-pub async fn held_keys(
-    source: &Source,
-    range: i64,
-    on_parked: OnParked,
-) -> Result<HashSet<String>, Failure> {
+pub async fn held_keys(source: &Source, range: i64, on_parked: OnParked) -> Result<Held, Failure> {
     let held = match on_parked {
         OnParked::Block => "",
         OnParked::Skip => " and reason is null",
@@ -50,14 +74,20 @@ pub async fn held_keys(
         .query_within(
             SCAN_TIMEOUT,
             format!(
-                "select distinct key from fanout.parked where range_id = {range} and key is not null{held}"
+                "select key, min(id) from fanout.parked where range_id = {range} and key is not null{held} group by key"
             ),
         )
         .await?;
-    rows.iter()
-        .filter_map(|row| text(row, 0).transpose())
-        .map(|key| key.map(str::to_owned).map_err(|error| classify(&error)))
-        .collect()
+    let mut held = Held::default();
+    for row in &rows {
+        let (key, id) = decode_held(row).map_err(|error| classify(&error))?;
+        held.add(key, id);
+    }
+    Ok(held)
+}
+
+fn decode_held(row: &PgRow) -> Result<(&str, i64), sqlx::Error> {
+    Ok((text(row, 0)?.unwrap_or_default(), parsed(row, 1)?))
 }
 
 /// Below every id; the smallest number whose negative SQL can write.
@@ -259,7 +289,7 @@ pub struct Plan {
     /// Rows to park, in order.
     pub parked: Vec<Parked>,
     /// Keys that this batch blocks, beside those blocked before.
-    pub keys: HashSet<String>,
+    pub keys: Held,
 }
 
 impl Plan {
@@ -268,26 +298,20 @@ impl Plan {
         Self {
             on_parked,
             parked: Vec::new(),
-            keys: HashSet::new(),
+            keys: Held::default(),
         }
     }
 
     /// Adds the next row: `key`, and whether it can be produced. `held` are the keys blocked so far. A row without a key
-    /// is ordered with nothing and blocks nothing.
-    pub fn add(
-        &mut self,
-        held: &HashSet<String>,
-        id: i64,
-        key: Option<&str>,
-        check: Result<(), Unencodable>,
-    ) {
-        if key.is_some_and(|key| held.contains(key) || self.keys.contains(key)) {
+    /// blocks nothing.
+    pub fn add(&mut self, held: &Held, id: i64, key: Option<&str>, check: Result<(), Unencodable>) {
+        if held.contains(key, id) || self.keys.contains(key, id) {
             self.parked.push(Parked { id, reason: None });
         } else if let Err(reason) = check {
             let reason = Some(reason);
             self.parked.push(Parked { id, reason });
-            if self.on_parked == OnParked::Block {
-                self.keys.extend(key.map(str::to_owned));
+            if let (OnParked::Block, Some(key)) = (self.on_parked, key) {
+                self.keys.add(key, id);
             }
         }
     }

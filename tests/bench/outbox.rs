@@ -2,9 +2,9 @@
 
 use fanout_contract::relay::{Claim, RelayConfig, Source};
 use fanout_tests::Sandbox;
+use fanout_tests::services::dirs;
 use fanout_tests::services::postgres::{APP_ROLE, Postgres, RELAY_ROLE};
 use sqlx::AssertSqlSafe;
-use std::path::Path;
 
 /// Rows of one transaction.
 const TRANSACTION: usize = 100;
@@ -24,7 +24,7 @@ pub(crate) async fn prepare(sandbox: &Sandbox, server: &Postgres, claim: Claim) 
     postgres.claim = claim;
     if claim == Claim::Lease {
         execute(sandbox, "drop table outbox").await;
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/sql/outbox-lease.sql");
+        let file = dirs::tests_dir().join("../manifests/sql/outbox-lease.sql");
         let variables = [
             ("table", "public.outbox"),
             ("app_role", APP_ROLE),

@@ -1,14 +1,9 @@
 //! Commands run to their end; one that fails ends the test with what it said.
 
+use fanout_tests::services::dirs::tests_dir;
 use std::io::Write as _;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::{fs, thread};
-
-/// `tests/`.
-pub(crate) fn tests_dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs the command and returns its standard output; its progress on standard error is passed through.
 pub(crate) fn output(command: &mut Command) -> String {

@@ -1,8 +1,8 @@
 //! The local cluster: started if it does not run, and then stopped again at the end.
 
-use crate::command::{output, tests_dir};
+use crate::command::output;
 use fanout_tests::produced;
-use fanout_tests::services::dirs;
+use fanout_tests::services::dirs::{self, tests_dir};
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -3,8 +3,9 @@
 use fanout_contract::consumer::{Sink, SubscriptionConfig};
 use fanout_tests::process::{Consumer, Relay};
 use fanout_tests::services::child::{Process, Signal, Spec};
+use fanout_tests::services::dirs;
 use fanout_tests::{Sandbox, eventually, services};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const SIGNING_SECRET: &str = "whsec_UGxhbnRlZFNlY3JldCBzaWducyBmb3IgZGVtbyB0ZXN0cw==";
@@ -21,7 +22,7 @@ struct Demo {
 impl Demo {
     async fn new(test: &str) -> Self {
         let sandbox = Sandbox::new(test).await;
-        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/social.sql");
+        let sql = dirs::tests_dir().join("demo/social.sql");
         services::postgres()
             .psql_file(&sandbox.database, &sql, &[])
             .unwrap();

@@ -4,6 +4,7 @@
 //! two lines name the field and a part of the API server's message. The same files go to a real API server in
 //! `tests/it/crds.rs`; here only messages of CEL rules are compared, because the rest is worded by the API server.
 
+use super::folder;
 use kube::core::cel::{ValidationErrors, Validator, apply_defaults};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 #[test]
 fn every_sample_is_accepted() {
     let mut kinds = BTreeSet::new();
-    for file in yaml_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples")) {
+    for file in yaml_files(&folder().join("../manifests/samples")) {
         for object in documents(&file) {
             let kind = object["kind"].as_str().expect("a kind").to_owned();
             if kind != "Secret" {
@@ -29,7 +30,7 @@ fn every_sample_is_accepted() {
 
 #[test]
 fn every_bad_object_is_refused_at_the_field_it_names() {
-    let files = yaml_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/bad"));
+    let files = yaml_files(&folder().join("tests/bad"));
     assert!(files.len() > 90, "only {} files", files.len());
     let mut wrong = Vec::new();
     for file in files {
@@ -105,7 +106,7 @@ fn the_smallest_objects_are_filled_with_defaults() {
 
 #[test]
 fn what_the_types_write_is_what_the_schema_takes() {
-    for file in yaml_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples")) {
+    for file in yaml_files(&folder().join("../manifests/samples")) {
         for object in documents(&file) {
             let written = match object["kind"].as_str() {
                 Some("FanoutTopic") => serde_json::from_value::<crate::FanoutTopic>(object.clone())
@@ -306,7 +307,7 @@ fn header<'a>(text: &'a str, prefix: &str) -> &'a str {
 }
 
 fn sample(kind: &str, name: &str) -> Value {
-    yaml_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/samples"))
+    yaml_files(&folder().join("../manifests/samples"))
         .iter()
         .flat_map(|file| documents(file))
         .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)

@@ -1,14 +1,13 @@
 //! The generated CRDs lie in the repository as they are generated, and keep the Kubernetes API conventions.
 
+use super::folder;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::Value;
-use std::path::Path;
 
 #[test]
 fn the_yaml_beside_the_types_is_what_the_types_say() {
     for crd in crate::crds() {
-        let file =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("{}.yaml", crd.spec.names.plural));
+        let file = folder().join(format!("{}.yaml", crd.spec.names.plural));
         let found = std::fs::read_to_string(&file).unwrap_or_default();
         assert!(
             found == crate::yaml(&crd),

@@ -15,7 +15,7 @@ use crate::broker::{self, Broker};
 use crate::claim::snapshot::{Limits, Snapshot};
 use crate::claim::{BEFORE_ALL, Batch, Claimer, Completion, Queue, Reader, Shards, Taken};
 use crate::encode::{Encoder, Encoding, Unencodable};
-use crate::park;
+use crate::park::{self, Held};
 use crate::position::{Fence, History, Position};
 use crate::produce::MESSAGE_TIMEOUT;
 use crate::source::{Failure, Source};
@@ -23,7 +23,6 @@ use crate::stats::{RangeState, Stats};
 use fanout_contract::relay::{Claim, OnParked};
 use fanout_runtime::backoff::Backoff;
 use fanout_runtime::clock::{self, Deadline};
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -181,7 +180,7 @@ pub struct Worker {
     /// Where to stop.
     goal: Option<Snapshot>,
     /// Keys behind parked rows.
-    held: HashSet<String>,
+    held: Held,
     /// Parked rows are to be released or dropped, as far as this worker knows.
     releasing: bool,
     /// Rows may be parked that the stored position has not passed. Released or dropped before it has, they would come again.
@@ -214,7 +213,7 @@ impl Worker {
             taken: Taken::default(),
             completions: 0,
             goal,
-            held: HashSet::new(),
+            held: Held::default(),
             releasing: false,
             unsettled: true,
             halvings: 0,

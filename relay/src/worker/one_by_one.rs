@@ -68,7 +68,7 @@ impl Worker {
             if aside.next_if(|id| **id == row.id).is_some() {
                 continue;
             }
-            if row.key.is_some_and(|key| self.held.contains(key)) {
+            if self.held.contains(row.key, row.id) {
                 // Behind one that was refused a moment ago.
                 let (id, reason) = (row.id, None);
                 self.park(vec![Parked { id, reason }]).await?;
@@ -91,8 +91,8 @@ impl Worker {
                     };
                     let (id, reason) = (row.id, Some(reason));
                     self.park(vec![Parked { id, reason }]).await?;
-                    if self.shared.on_parked == OnParked::Block {
-                        self.held.extend(row.key.map(str::to_owned));
+                    if let (OnParked::Block, Some(key)) = (self.shared.on_parked, row.key) {
+                        self.held.add(key, row.id);
                     }
                 }
             }

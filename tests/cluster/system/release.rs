@@ -1,8 +1,9 @@
 //! The release of the chart: installed, changed to another version and back, tested.
 
 use super::{OPERATOR_NAMESPACE, RANGES, RELEASE, System};
-use crate::command::{output, tests_dir};
+use crate::command::output;
 use crate::node;
+use fanout_tests::services::dirs::tests_dir;
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -17,6 +17,7 @@ use fanout_relay::position::Fence;
 use fanout_tests::checker::load::{Journal, Load, Options};
 use fanout_tests::process::Relay;
 use fanout_tests::services::child::Signal;
+use fanout_tests::services::dirs;
 use fanout_tests::services::postgres::{APP_ROLE, RELAY_ROLE};
 use fanout_tests::{Sandbox, eventually, services};
 
@@ -108,9 +109,7 @@ fn queue_columns() -> Columns {
 
 /// Runs a file of `manifests/sql` for `table`.
 async fn manifest(sandbox: &Sandbox, file: &str, table: &str) {
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../manifests/sql")
-        .join(file);
+    let file = dirs::tests_dir().join("../manifests/sql").join(file);
     let (database, table) = (sandbox.database.clone(), table.to_owned());
     tokio::task::spawn_blocking(move || {
         let variables = [

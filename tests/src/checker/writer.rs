@@ -156,13 +156,15 @@ impl Writer {
             .await
     }
 
-    /// After an error: gives the open transaction up, and connects anew where the connection is broken.
+    /// After an error: gives the open transaction up, and connects anew where the connection is broken. Fails before a
+    /// standby that is not promoted yet.
     pub async fn recover(&mut self) -> sqlx::Result<()> {
         self.note(Outcome::Failed);
         if self.execute("rollback").await.is_err() {
             self.connection = connect(&self.url).await?;
         }
-        Ok(())
+        self.execute("begin read write").await?;
+        self.execute("rollback").await
     }
 
     /// How every event ended.
@@ -211,8 +213,10 @@ async fn connect(url: &str) -> sqlx::Result<PgConnection> {
 /// True when the connection or the server went away, rather than refused what was asked.
 pub(super) fn is_broken(error: &sqlx::Error) -> bool {
     match error {
-        // operator_intervention: the server shuts down, crashed, or starts.
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| code.starts_with("57P")),
+        // operator_intervention: the server shuts down, crashed, or starts. read_only_sql_transaction: it is a standby.
+        sqlx::Error::Database(error) => error
+            .code()
+            .is_some_and(|code| code.starts_with("57P") || code == "25006"),
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
         _ => false,
     }

@@ -11,8 +11,15 @@ use std::time::Duration;
 const LOCK: &str = "lock";
 
 /// The folder `tests` of the repository.
+///
+/// Cargo tells it to whatever it runs. A program that was compiled for another clone with the same target folder, and is
+/// still fresh, must not read that clone's files.
 pub fn tests_dir() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
+        std::env::var_os("CARGO_MANIFEST_DIR")
+            .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from)
+    });
+    &DIR
 }
 
 /// Folder for what is downloaded or built once: `$FANOUT_CACHE`, or `fanout-operator` in the user's cache folder.

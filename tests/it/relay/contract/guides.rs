@@ -5,6 +5,7 @@ use super::{LIMIT, execute, value};
 use fanout_contract::relay::{Claim, Columns, RelayConfig, Source as SourceConfig};
 use fanout_tests::checker::log::Log;
 use fanout_tests::process::Relay;
+use fanout_tests::services::dirs;
 use fanout_tests::services::postgres::Postgres;
 use fanout_tests::{Sandbox, eventually, services};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
@@ -16,9 +17,7 @@ const ROWS: i64 = 12_000;
 
 /// The fenced blocks of `language` in a guide, in order.
 fn blocks(guide: &str, language: &str) -> Vec<String> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs/migration")
-        .join(guide);
+    let path = dirs::tests_dir().join("../docs/migration").join(guide);
     let text = std::fs::read_to_string(path).unwrap();
     text.split(&format!("```{language}\n"))
         .skip(1)
