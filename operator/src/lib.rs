@@ -30,6 +30,7 @@ mod metrics;
 pub mod observer;
 mod placement;
 mod pushes;
+pub mod scaling;
 mod served;
 mod settings;
 mod stores;

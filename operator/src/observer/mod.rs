@@ -7,7 +7,6 @@
 
 mod digest;
 mod head;
-mod lag;
 mod log;
 mod metrics;
 mod poll;

@@ -1,7 +1,6 @@
 //! What is known of one pod, one topic, one Subscription. No I/O, no clock.
 
 use super::head;
-use super::lag;
 use super::log::Reading;
 use super::metrics::{SubscriptionLabels, TopicLabels};
 use super::poll::WorkerStatus;
@@ -9,6 +8,7 @@ use super::saving::{self, Offsets, Unsaved};
 use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
 use super::write::{AtZero, Seen, Shown};
 use super::{SubscriptionObservation, TopicObservation, Trigger, TriggerKind, digest};
+use crate::scaling::lag;
 use fanout_contract::relay::RelayStatus;
 use fanout_runtime::backoff::Backoff;
 use std::collections::BTreeSet;
@@ -149,7 +149,7 @@ impl Subscription {
         let read = reading.and_then(|reading| Some((reading, reading.committed.get(uid)?)));
         let seen = &mut self.seen.progress;
         if let Some((reading, committed)) = read {
-            self.progress.add(now, committed);
+            self.progress.add(now, &reading.marks, committed);
             seen.count = lag::depth(&reading.marks, committed);
             seen.rate_per_second = self.progress.rate_per_second();
         } else {
