@@ -6,6 +6,9 @@
 //!
 //! `objects`: the operator with 1,000 Subscriptions on 20 FanoutTopics: time to Ready, restarts, memory, writes.
 //!
+//! `scaling`: the autoscaler's decision on modelled topics, beside KEDA's and Numaflow's rules; no service is needed. Writes the
+//! plots of `docs/scaling`.
+//!
 //! A number after the name stands for the number of rows or Subscriptions, a second one for the seconds to be idle.
 #![allow(
     clippy::panic,
@@ -23,6 +26,7 @@ mod outbox;
 mod polls;
 mod processor;
 mod relay;
+mod scaling;
 
 use std::time::Duration;
 
@@ -36,7 +40,7 @@ const SUBSCRIPTIONS: usize = 1_000;
 const IDLE: Duration = Duration::from_mins(10);
 
 /// Names.
-const ALL: [&str; 4] = ["relay", "latency", "polls", "objects"];
+const ALL: [&str; 5] = ["relay", "latency", "polls", "objects", "scaling"];
 
 #[tokio::main]
 async fn main() {
@@ -67,6 +71,9 @@ async fn main() {
             let rows = RETAINED.map(|rows| rows.min(most));
             relay::idle(&servers, &rows).await;
         }
+    }
+    if wanted("scaling") {
+        scaling::run();
     }
     if wanted("objects") {
         let idle = seconds.map_or(IDLE, |seconds| Duration::from_secs(seconds as u64));

@@ -23,3 +23,4 @@ mod previous;
 mod relay;
 mod relay_review;
 mod runbooks;
+mod scaling;

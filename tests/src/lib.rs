@@ -17,6 +17,7 @@ pub mod documents;
 pub mod faults;
 pub mod fleet;
 pub mod objects;
+pub mod plot;
 pub mod process;
 pub mod produced;
 pub mod receiver;

@@ -92,7 +92,7 @@ impl Look<'_> {
             return (back.clamp(floor, current), Reason::SinkSaturated);
         }
         let settled = observed.ready > 0 && self.history.ready_for(now) >= demand::STALL;
-        if observed.stuck > 0 && work.movable == 0 && settled {
+        if observed.stuck > 0 && work.movable == 0 && work.drain <= 0.0 && settled {
             self.history.more_since = None;
             self.history.trial = None;
             return match self.fewer(floor, floor) {
@@ -235,6 +235,7 @@ impl Look<'_> {
         let unmeasured =
             self.history.capacity_milli.is_none() && self.history.ready_for(now) < SETTLED;
         let waits = unmeasured
+            || demand::is_falling(observed, work, &self.history)
             || now - since < OUT_WINDOW
             || self.history.unchanged_for(now) < OUT_PAUSE
             || self.history.trial.is_some();
@@ -246,7 +247,8 @@ impl Look<'_> {
         if next <= current {
             return (current, Reason::AtParallelism);
         }
-        if work.is_busy && work.drain > 0.0 {
+        // Where what waits is not spread evenly, nobody can say what more replicas promise.
+        if work.is_busy && work.drain > 0.0 && demand::is_even(observed, work, next) {
             self.history.trial = Some(Trial {
                 from: current,
                 rate_milli: milli(work.drain),
@@ -321,7 +323,9 @@ impl Look<'_> {
             Reason::OutOfBounds => format!("{change}: allowed are {min} to {max}"),
             Reason::Unknown => format!("{change}: {depth}, {rates}; nothing is changed on that"),
             Reason::Stabilizing => {
-                format!("{change}: more are wanted, and the last change is too young to be judged")
+                format!(
+                    "{change}: more are wanted, but the last change, or what the replicas complete, can't be judged yet"
+                )
             }
             Reason::AtMaximum => format!("{change}: {depth}, {rates}; maxReplicas is reached"),
             Reason::AtParallelism => format!(

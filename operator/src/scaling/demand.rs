@@ -14,10 +14,12 @@ pub(super) const STALL: Seconds = 60;
 const WEIGHT: f64 = 0.3;
 /// All replicas are taken as busy when the fullest partition does not hold more than one share of this many of what waits.
 const EVEN: f64 = 0.75;
+/// Below this share of what they were seen to do, what replicas do is falling.
+const FALLING: f64 = 0.8;
 /// More than this share over what the replicas can do is too much...
 const OUT_TOLERANCE: f64 = 1.1;
 /// ...and so much more than what is needed is kept when going down.
-const IN_HEADROOM: f64 = 1.25;
+const IN_HEADROOM: f64 = 1.15;
 
 /// What is known of the work, all of it needed to go down.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +63,7 @@ pub(super) fn capacity(history: &History, observed: &Observed, work: &Work) -> O
         return known;
     }
     // Where one partition holds most of what waits, the owners of the others have little to do.
-    let even = observed.largest.is_none_or(|largest| {
-        float(work.movable) >= EVEN * float(largest) * f64::from(observed.ready)
-    });
-    let all_busy = work.is_busy && even;
+    let all_busy = work.is_busy && is_even(observed, work, observed.ready);
     match history.capacity() {
         None if all_busy => Some(milli(each)),
         Some(before) if all_busy => Some(milli(before.mul_add(1.0 - WEIGHT, each * WEIGHT))),
@@ -72,6 +71,24 @@ pub(super) fn capacity(history: &History, observed: &Observed, work: &Work) -> O
         Some(before) if each > before => Some(milli(each)),
         _ => known,
     }
+}
+
+/// Do busy replicas do much less than they were seen to do? Then the sink is failing or has just become slower: what more of
+/// them would do is not known yet.
+pub(super) fn is_falling(observed: &Observed, work: &Work, history: &History) -> bool {
+    let Some(capacity) = history.capacity() else {
+        return false;
+    };
+    history.ready_for(observed.now) >= SETTLED
+        && is_even(observed, work, observed.ready)
+        && work.drain < FALLING * capacity * f64::from(observed.ready)
+}
+
+/// Is what waits spread so that `replicas` have about the same to do?
+pub(super) fn is_even(observed: &Observed, work: &Work, replicas: u32) -> bool {
+    observed
+        .largest
+        .is_none_or(|largest| float(work.movable) >= EVEN * float(largest) * f64::from(replicas))
 }
 
 /// Replicas for the work: as many as keep up with what arrives and complete what waits within the target age. What partitions
@@ -176,14 +193,14 @@ pub(super) fn wanted(
     }
 }
 
-/// Most replicas that can work side by side on what waits: one for each partition, no more than the fullest partition leaves
-/// for others to do, and no more than it takes to have everything under way at once.
+/// Most replicas that can work side by side: one for each partition; no more than the fullest partition leaves others to do,
+/// and one for what arrives elsewhere; no more than it takes to have everything under way at once.
 pub(super) fn parallelism(observed: &Observed, work: &Work) -> u32 {
     let narrow = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
     let partitions = observed.partitions.unwrap_or(u32::MAX);
     let spread = match observed.largest {
         Some(0) => 0,
-        Some(largest) => narrow(work.movable.div_ceil(largest)),
+        Some(largest) => narrow(work.movable / largest).saturating_add(1),
         None => u32::MAX,
     };
     let carried = if observed.depth_is_a_floor {

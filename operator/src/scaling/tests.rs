@@ -297,6 +297,21 @@ fn depth_without_progress_is_no_demand() {
 }
 
 #[test]
+fn a_sink_that_fails_at_this_moment_gets_no_more_replicas() {
+    let observed = behind(2, 12_000, 200.0, 60.0);
+    let decision = scale(&observed, &BOUNDS, &with_capacity(&observed, 100));
+    assert_eq!(outcome(&decision), (2, Reason::Stabilizing));
+    // Some go on and one partition is stuck: the others are served as before.
+    let partly = Observed {
+        stuck: 12_000,
+        largest: Some(0),
+        ..behind(4, 12_000, 200.0, 200.0)
+    };
+    let decision = watch(partly, &BOUNDS, with_capacity(&partly, 100), 1_200);
+    assert_ne!(decision.reason, Reason::Stalled);
+}
+
+#[test]
 fn more_replicas_that_complete_no_more_are_taken_back() {
     // The sink takes 100/s, however many ask.
     let observed = behind(1, 60_000, 200.0, 100.0);
