@@ -57,6 +57,19 @@ pub fn dead_letter_topic(kafka_topic: &str) -> String {
     format!("{kafka_topic}{DEAD_SUFFIX}")
 }
 
+/// Compacted topic beside a Kafka topic: the positions of relays with `delivery: Transactional`.
+pub fn positions_topic(kafka_topic: &str) -> String {
+    shorten(&format!("{kafka_topic}.positions"), KAFKA_TOPIC_MAX)
+}
+
+/// Partitions of a [`positions_topic`]: one for each shard that a range may begin with.
+pub const POSITIONS_PARTITIONS: i32 = 64;
+
+/// `transactional.id` of a range of a Kafka topic's outbox: `<topic>.<id>`. Ids of ranges are never used again.
+pub fn transactional_id(kafka_topic: &str, range: i64) -> String {
+    format!("{kafka_topic}.{range}")
+}
+
 /// Consumer group of a new Subscription: `<prefix><namespace>.<subscription>`. Computed once; afterwards
 /// `status.groupId` is the truth.
 pub fn group_id(prefix: &str, namespace: &str, subscription: &str) -> String {
@@ -143,6 +156,8 @@ mod tests {
         assert_eq!(kafka_topic("", "social", "posts"), "social.posts");
         assert_eq!(routed_topic("prod.", "posts"), "prod.outbox.event.posts");
         assert_eq!(dead_letter_topic("social.posts"), "social.posts.dead");
+        assert_eq!(positions_topic("social.posts"), "social.posts.positions");
+        assert_eq!(transactional_id("social.posts", 7), "social.posts.7");
         assert_eq!(group_id("prod.", "social", "search"), "prod.social.search");
     }
 

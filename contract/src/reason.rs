@@ -59,6 +59,8 @@ pub enum BrokerError {
     TopicMissing,
     /// A right is missing.
     PermissionDenied,
+    /// The brokers have no transactions that could be used.
+    TransactionsUnavailable,
     /// Anything else the broker refused.
     ProduceFailed,
 }
@@ -78,7 +80,10 @@ impl BrokerError {
     pub const fn needs_human(self) -> bool {
         matches!(
             self,
-            Self::AuthenticationFailed | Self::TlsFailed | Self::PermissionDenied
+            Self::AuthenticationFailed
+                | Self::TlsFailed
+                | Self::PermissionDenied
+                | Self::TransactionsUnavailable
         )
     }
 }

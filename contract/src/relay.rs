@@ -32,6 +32,9 @@ pub struct RelayConfig {
     /// The record of a row whose payload is NULL, in format `CloudEvents`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub null_payload: NullPayload,
+    /// Whether a repeat may become visible.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub delivery: Delivery,
     /// The outbox.
     pub source: Source,
     /// The log.
@@ -51,6 +54,16 @@ pub enum Format {
     CloudEvents,
     /// What Debezium's outbox event router makes of the row by default.
     Debezium,
+}
+
+/// Whether a repeat may become visible in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delivery {
+    /// What was unconfirmed at a crash is repeated.
+    #[default]
+    Standard,
+    /// Records and position are one Kafka transaction: who reads committed records sees none twice.
+    Transactional,
 }
 
 /// The record of a row whose payload is NULL.

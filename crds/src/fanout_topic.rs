@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
     category = "fanout",
     doc = "An outbox table in PostgreSQL, the Kafka topic behind it, and the relays that publish every committed row. Subscriptions refer to it by name.",
     validation = Rule::new("size(self.metadata.name) <= 40").message("metadata.name must be at most 40 characters long"),
+    validation = Rule::new("!has(self.spec.relay) || !has(self.spec.relay.delivery) || self.spec.relay.delivery == 'Standard' || self.spec.source.postgres.claim == 'Snapshot'").message("relay.delivery Transactional needs source.postgres.claim Snapshot: with other claims the rows say what is published, and they are no part of a Kafka transaction"),
     printcolumn(name = "Broker", type_ = "string", json_path = ".status.broker", description = "Kind of log behind the topic."),
     printcolumn(name = "Ready", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].status", description = "True when committed rows reach the log."),
     printcolumn(name = "Pending", type_ = "integer", json_path = ".status.outbox.pending", description = "Committed rows not yet published; 1000000 means at least so many."),
@@ -50,7 +51,7 @@ pub struct FanoutTopicSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumers: Option<Consumers>,
     /// Retain: when the FanoutTopic is deleted, its Kafka topics and the relay's positions stay. Delete: the relay deletes its
-    /// positions, then the Kafka topic and its dead letter topic are deleted, as long as they have the recorded UUIDs, also
+    /// positions, then the Kafka topic and those beside it (dead letters, positions) are deleted, as long as they have the recorded UUIDs, also
     /// when they existed before the FanoutTopic. Meanwhile the finalizer `fanout.dev/cleanup` keeps the object, at most for
     /// the operator's deletion deadline (300 seconds unless installed otherwise): what could not be deleted by then stays.
     #[serde(default)]
@@ -323,6 +324,12 @@ pub struct Relay {
     /// value, which deletes the key where the topic is compacted.
     #[serde(default)]
     pub null_payload: NullPayload,
+    /// Standard: after a crash, what was not confirmed is published once more. Transactional: records and the relay's position
+    /// are one Kafka transaction, so who reads committed records only, as Subscriptions do, sees none twice, except after a
+    /// failover of the database. It needs claim Snapshot, brokers with transactions, and a topic of positions that the
+    /// operator creates; records become visible some milliseconds later. See docs/transactional.md before you change it.
+    #[serde(default)]
+    pub delivery: Delivery,
     /// Settings of the relay pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodSettings>,
@@ -335,6 +342,7 @@ impl Default for Relay {
             on_parked: OnParked::default(),
             format: Format::default(),
             null_payload: NullPayload::default(),
+            delivery: Delivery::default(),
             pod: None,
         }
     }
@@ -358,6 +366,16 @@ pub enum NullPayload {
     Empty,
     /// Without a value.
     Tombstone,
+}
+
+/// Whether a repeat may become visible in the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum Delivery {
+    /// What was unconfirmed at a crash is repeated.
+    #[default]
+    Standard,
+    /// Records and position are one Kafka transaction.
+    Transactional,
 }
 
 /// What becomes of the later rows of a parked row's key.
@@ -417,6 +435,10 @@ pub struct FanoutTopicStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub dead_letter_topic_id: Option<String>,
+    /// UUID that Kafka gave the topic of the positions, `<topicName>.positions`, which relays with delivery Transactional use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub positions_topic_id: Option<String>,
     /// What waits in the outbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outbox: Option<OutboxStatus>,

@@ -1,10 +1,12 @@
 //! The Kafka cluster and topic records go to: reached, identified, and asked for its limits.
 
-use crate::kafka_error::explain;
+use crate::kafka_error::{self, explain};
 use crate::produce::Producer;
+use crate::produce::transaction::Trouble;
 use fanout_contract::kafka::{Kafka, KafkaCredentials, client_properties};
+use fanout_contract::names::{self, POSITIONS_PARTITIONS};
 use fanout_contract::reason::BrokerError;
-use fanout_contract::relay::{KafkaTarget, Problem};
+use fanout_contract::relay::{Delivery, KafkaTarget, Problem};
 use fanout_runtime::config::Files;
 use rdkafka::ClientContext;
 use rdkafka::admin::{AdminClient, AdminOptions, ResourceSpecifier};
@@ -25,6 +27,24 @@ const REQUEST: Duration = Duration::from_secs(5);
 /// Topic setting: largest record batch, bytes, as sent.
 const LIMIT: &str = "max.message.bytes";
 
+/// Largest batch of a producer that sends nothing, bytes.
+const SMALL: usize = 1_000_000;
+
+/// Why a transactional producer is not to be had.
+#[derive(Clone, Debug)]
+pub enum Unready {
+    /// Another took its place at the same time.
+    Fenced,
+    /// Something does not work.
+    Failed(Failure),
+}
+
+impl From<Failure> for Unready {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
 /// A reachable cluster with the topic on it.
 pub struct Broker {
     /// Id of the cluster.
@@ -36,11 +56,19 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Connects, and checks that the topic exists.
-    pub async fn connect(target: &KafkaTarget, files: &Files) -> Result<Arc<Self>, Failure> {
+    /// Connects, and checks that the topic exists, and that of the positions where they are kept in one.
+    pub async fn connect(
+        target: &KafkaTarget,
+        delivery: Delivery,
+        files: &Files,
+    ) -> Result<Arc<Self>, Failure> {
         let config = client_config(&target.cluster, files)?;
         let admin: AdminClient<_> = config.create().map_err(|_| invalid())?;
         let cluster = ask(&config, &target.topic, Question::Topic).await?;
+        if delivery == Delivery::Transactional {
+            let positions = names::positions_topic(&target.topic);
+            ask(&config, &positions, Question::Positions).await?;
+        }
         Ok(Arc::new(Self {
             cluster,
             topic: target.topic.clone(),
@@ -84,8 +112,55 @@ impl Broker {
         max_message_bytes: usize,
         linger: Duration,
     ) -> Result<Arc<Producer>, Failure> {
+        self.connected(max_message_bytes, linger, None).await
+    }
+
+    /// The same with transactions, as the one and only producer of `range` from now on.
+    pub async fn transactional(
+        &self,
+        max_message_bytes: usize,
+        linger: Duration,
+        range: i64,
+    ) -> Result<Arc<Producer>, Unready> {
+        let id = names::transactional_id(&self.topic, range);
+        let producer = self
+            .connected(max_message_bytes, linger, Some(&id))
+            .await?;
+        let Err(trouble) = producer.init().await else {
+            return Ok(producer);
+        };
+        let connection = producer.connection_error();
+        producer.stop().await;
+        Err(match trouble {
+            Trouble::Fenced => Unready::Fenced,
+            Trouble::Failed(code) => {
+                Unready::Failed(kafka_error::no_transaction(code, connection, &self.topic))
+            }
+        })
+    }
+
+    /// Ends what others may still do as producers of `range`, which is no more.
+    pub async fn fence(&self, range: i64) -> Result<(), Unready> {
+        let limit = SMALL;
+        let producer = self.transactional(limit, Duration::ZERO, range).await?;
+        producer.stop().await;
+        Ok(())
+    }
+
+    /// What reaches the cluster.
+    pub fn client_config(&self) -> ClientConfig {
+        self.config.clone()
+    }
+
+    async fn connected(
+        &self,
+        max_message_bytes: usize,
+        linger: Duration,
+        transactional_id: Option<&str>,
+    ) -> Result<Arc<Producer>, Failure> {
         let config = self.config.clone();
-        let producer = Producer::new(config, &self.topic, max_message_bytes, linger);
+        let topic = &self.topic;
+        let producer = Producer::new(config, topic, max_message_bytes, linger, transactional_id);
         let producer = Arc::new(producer.map_err(|_| invalid())?);
         match producer.warm_up().await {
             Ok(()) => Ok(producer),
@@ -133,6 +208,8 @@ fn client_config(cluster: &Kafka, files: &Files) -> Result<ClientConfig, Failure
 enum Question {
     /// The cluster's id, and that the topic exists.
     Topic,
+    /// The same, of a topic of positions.
+    Positions,
     /// The cluster's id alone.
     Cluster,
 }
@@ -225,7 +302,7 @@ fn look(
         explain(probe.error().or(code), topic)
     };
     // Asking for every topic creates none; the id comes with the answer.
-    let asked = (question == Question::Topic).then_some(topic);
+    let asked = (question != Question::Cluster).then_some(topic);
     let metadata = client
         .client()
         .fetch_metadata(asked, REQUEST)
@@ -236,6 +313,14 @@ fn look(
     });
     if let Some(code) = error {
         return Err(explain(Some(code.into()), topic));
+    }
+    let partitions = metadata.topics().first().map(|topic| topic.partitions().len());
+    let wanted = usize::try_from(POSITIONS_PARTITIONS).ok();
+    if question == Question::Positions && partitions != wanted {
+        return Err(failure(
+            BrokerError::TransactionsUnavailable,
+            format!("Kafka topic {topic}, which spec.relay.delivery Transactional needs, must have {POSITIONS_PARTITIONS} partitions: delete it"),
+        ));
     }
     client
         .client()

@@ -75,7 +75,7 @@ impl Encoding {
 pub struct Encoder {
     encoding: Encoding,
     /// Largest record batch the topic takes, bytes, before compression.
-    max_message_bytes: usize,
+    pub max_message_bytes: usize,
 }
 
 impl Encoder {

@@ -17,7 +17,9 @@ use crate::worker::{Assignment, Ended, Shared, Worker};
 use crate::{adopt, checks, forget, recheck, retention};
 use anyhow::Context as _;
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::{Broker as BrokerConfig, RelayConfig, Source as SourceConfig};
+use fanout_contract::relay::{
+    Broker as BrokerConfig, Claim, Delivery, RelayConfig, Source as SourceConfig,
+};
 use fanout_runtime::clock::{self, Deadline};
 use fanout_runtime::config::Loaded;
 use std::collections::HashMap;
@@ -87,7 +89,11 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
     let BrokerConfig::Kafka(kafka) = &config.config.broker;
     let source = async {
         let source = Source::connect(&config.config, &config.files).await?;
-        match checks::run(&source).await {
+        let checked = async {
+            delivers(&source, config.config.delivery)?;
+            checks::run(&source).await
+        };
+        match checked.await {
             Ok(()) => Ok(source),
             Err(failure) => {
                 source.close().await;
@@ -95,7 +101,7 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
             }
         }
     };
-    let (source, broker) = tokio::join!(source, Broker::connect(kafka, &config.files));
+    let (source, broker) = tokio::join!(source, Broker::connect(kafka, config.config.delivery, &config.files));
     if let Ok(source) = &source {
         stats.ordered(source.outbox.columns.ordered());
     }
@@ -109,6 +115,17 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
         }
         (Err(_), _) => None,
     }
+}
+
+/// Of other claim modes the rows say what is published, and they are not part of a Kafka transaction.
+fn delivers(source: &Source, delivery: Delivery) -> Result<(), Failure> {
+    if delivery == Delivery::Transactional && source.outbox.claim != Claim::Snapshot {
+        return Err(failure(
+            SourceError::SourceQueryFailed,
+            "spec.relay.delivery Transactional needs spec.source.postgres.claim Snapshot",
+        ));
+    }
+    Ok(())
 }
 
 async fn serve(
@@ -160,6 +177,7 @@ async fn serve(
             encoding: Encoding::new(&config.config),
             suspended: config.config.suspend,
             on_parked: config.config.on_parked,
+            delivery: config.config.delivery,
             stats: stats.clone(),
         },
         history: None,
@@ -329,7 +347,9 @@ impl Engine {
     }
 
     async fn acquire(&mut self, id: i64, shards: Shards) -> Result<(), Failure> {
-        let Some(acquired) = lease::acquire(&self.shared.source, &self.member, id).await? else {
+        let delivery = self.shared.delivery;
+        let taken = lease::take(&self.shared.source, &self.member, id, delivery);
+        let Some(acquired) = taken.await? else {
             return Ok(());
         };
         tracing::info!(range = id, term = acquired.fence.term, "took a range");

@@ -43,6 +43,10 @@ pub const fn meaning(code: RDKafkaErrorCode) -> Meaning {
         Code::BrokerTransportFailure | Code::Resolve | Code::AllBrokersDown => {
             Meaning::Brokers(BrokerError::Unreachable)
         }
+        Code::UnsupportedFeature
+        | Code::InvalidTransactionTimeout
+        | Code::CoordinatorNotAvailable
+        | Code::CoordinatorLoadInProgress => Meaning::Brokers(BrokerError::TransactionsUnavailable),
         Code::OperationTimedOut
         | Code::MessageTimedOut
         | Code::RequestTimedOut
@@ -81,9 +85,47 @@ pub fn explain(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
             "the principal of spec.broker.kafka.auth lacks a right on Kafka topic {topic}: grant it Describe, DescribeConfigs and Write"
         ),
         BrokerError::Unreachable => return unreachable(),
+        BrokerError::TransactionsUnavailable => return no_transactions(code),
         BrokerError::ProduceFailed => format!("the brokers refuse records (librdkafka {code:?})"),
     };
     failure(class, message)
+}
+
+/// Why a transactional producer can't begin: the coordinator answered `code`, or nothing, over a connection whose own last
+/// error was `connection`.
+pub fn no_transaction(
+    code: Option<RDKafkaErrorCode>,
+    connection: Option<RDKafkaErrorCode>,
+    topic: &str,
+) -> Failure {
+    match code.map(|code| (meaning(code), code)) {
+        Some((Meaning::Brokers(BrokerError::TransactionsUnavailable), code)) => {
+            no_transactions(code)
+        }
+        Some((_, RDKafkaErrorCode::TransactionalIdAuthorizationFailed)) => failure(
+            BrokerError::PermissionDenied,
+            format!(
+                "spec.relay.delivery Transactional: grant the principal of spec.broker.kafka.auth Describe and Write on transactional ids with the prefix {topic}."
+            ),
+        ),
+        // The topic was reached just now, by the same connection.
+        None | Some((Meaning::Unclear, _)) if connection.is_none() => {
+            no_transactions(RDKafkaErrorCode::OperationTimedOut)
+        }
+        None | Some((Meaning::Unclear, _)) => explain(connection, topic),
+        Some((_, code)) => explain(Some(code), topic),
+    }
+}
+
+fn no_transactions(code: RDKafkaErrorCode) -> Failure {
+    failure(
+        BrokerError::TransactionsUnavailable,
+        format!(
+            "spec.relay.delivery is Transactional, and the brokers give the relay no transaction (librdkafka {code:?}): see that \
+             transaction.max.timeout.ms is at least 10000 and that transaction.state.log.replication.factor and min.isr fit the \
+             number of brokers, or set it to Standard"
+        ),
+    )
 }
 
 fn unreachable() -> Failure {

@@ -7,7 +7,7 @@ use crate::source::{Failure, Source, classify, failure, unexpected};
 use crate::sql::literal;
 use fanout_contract::names::ACCEPT_SOURCE_ANNOTATION;
 use fanout_contract::reason::SourceError;
-use fanout_contract::relay::RelayStart;
+use fanout_contract::relay::{Delivery, RelayStart};
 use fanout_runtime::clock;
 use sqlx::postgres::PgRow;
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub struct View {
 pub struct Acquired {
     /// Fences what is written under it.
     pub fence: Fence,
-    /// Where to begin; appended already as number 0 of the term.
+    /// Where to begin, as far as the database knows; without transactions it is appended already as number 0 of the term.
     pub position: Position,
     /// History the position was appended in.
     pub history: History,
@@ -248,6 +248,17 @@ pub async fn acquire(
     member: &Member,
     range: i64,
 ) -> Result<Option<Acquired>, Failure> {
+    take(source, member, range, Delivery::Standard).await
+}
+
+/// The same; with transactions nothing is appended yet, because the log may have a position that is further. As long as
+/// nothing is, the latest position is still one of the terms before, for whoever takes the lease next.
+pub async fn take(
+    source: &Source,
+    member: &Member,
+    range: i64,
+    delivery: Delivery,
+) -> Result<Option<Acquired>, Failure> {
     let asked = clock::now();
     let mut transaction = source.begin().await?;
     let rows = transaction
@@ -278,9 +289,11 @@ pub async fn acquire(
     let history = History::decode(row, 0).map_err(|error| classify(&error))?;
     let stored = Stored::decode(row, History::COLUMNS).map_err(|_| no_position(&history))?;
     belongs(&stored, &history)?;
-    transaction
-        .query(position::append(&fence, 0, &stored.position, &history))
-        .await?;
+    if delivery == Delivery::Standard {
+        transaction
+            .query(position::append(&fence, 0, &stored.position, &history))
+            .await?;
+    }
     transaction.commit().await?;
     Ok(Some(Acquired {
         fence,

@@ -12,7 +12,7 @@ use crate::kafka_error;
 use rdkafka::ClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
-use rdkafka::message::{DeliveryResult, Header, OwnedHeaders};
+use rdkafka::message::{DeliveryResult, Header, OwnedHeaders, ToBytes};
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::producer::{
     BaseRecord, Producer as _, ProducerContext, PurgeConfig, ThreadedProducer,
@@ -113,7 +113,7 @@ impl ProducerContext for Context {
     }
 }
 
-/// An idempotent producer for one topic.
+/// An idempotent producer for one topic; transactional where it has a `transactional.id`, see [`transaction`].
 pub struct Producer {
     inner: ThreadedProducer<Context>,
     answers: Arc<Answers>,
@@ -129,10 +129,14 @@ impl Producer {
         topic: &str,
         max_message_bytes: usize,
         linger: Duration,
+        transactional_id: Option<&str>,
     ) -> KafkaResult<Self> {
+        match transactional_id {
+            Some(id) => transaction::configure(&mut config, id),
+            None => drop(config.set("enable.gapless.guarantee", "true")),
+        }
         let set = [
             ("enable.idempotence", "true".to_owned()),
-            ("enable.gapless.guarantee", "true".to_owned()),
             ("acks", "all".to_owned()),
             ("compression.codec", "lz4".to_owned()),
             ("max.in.flight.requests.per.connection", "5".to_owned()),
@@ -234,6 +238,14 @@ impl Producer {
         if let Some(key) = row.key {
             record = record.key(key);
         }
+        self.hand_over(record, tracker)
+    }
+
+    fn hand_over<K: ToBytes + ?Sized>(
+        &self,
+        record: BaseRecord<'_, K, [u8], Arc<Tracker>>,
+        tracker: &Tracker,
+    ) -> Result<(), RDKafkaErrorCode> {
         tracker.open.fetch_add(1, Ordering::AcqRel);
         self.inner.send(record).map_err(|(error, _returned)| {
             tracker.open.fetch_sub(1, Ordering::AcqRel);
@@ -291,6 +303,8 @@ impl std::fmt::Debug for Producer {
             .finish_non_exhaustive()
     }
 }
+
+pub mod transaction;
 
 #[cfg(test)]
 mod tests;

@@ -15,6 +15,7 @@ mod retention;
 mod sharing;
 mod statements;
 mod table;
+mod transactional;
 mod wild;
 
 use fanout_contract::relay::RelayConfig;

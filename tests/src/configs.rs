@@ -10,7 +10,7 @@ use fanout_contract::consumer::{
 };
 use fanout_contract::kafka::{Kafka, KafkaAuth};
 use fanout_contract::relay::{
-    Broker, Claim, ColumnMatch, Format, KafkaTarget, NullPayload, OnParked, PostgresSource,
+    Broker, Claim, ColumnMatch, Delivery as RelayDelivery, Format, KafkaTarget, NullPayload, OnParked, PostgresSource,
     RelayConfig, RelayStart, Source,
 };
 
@@ -41,6 +41,7 @@ impl Sandbox {
             on_parked: OnParked::default(),
             format: Format::default(),
             null_payload: NullPayload::default(),
+            delivery: RelayDelivery::default(),
             source: Source::Postgres(PostgresSource {
                 url_file: URL_FILE.to_owned(),
                 ca_file: None,

@@ -122,6 +122,15 @@ impl Sandbox {
         names::group_id("", &self.namespace, subscription)
     }
 
+    /// Creates the topic of the positions that relays with `delivery: Transactional` need.
+    pub async fn create_positions_topic(&self, kafka: &Kafka) {
+        let name = names::positions_topic(&self.kafka_topic);
+        let compacted = [("cleanup.policy", "compact")];
+        kafka
+            .create_topic(&name, names::POSITIONS_PARTITIONS, &compacted)
+            .await;
+    }
+
     /// URL of the database for the relay's role through PgBouncer.
     pub async fn pooled_relay_url(&self) -> String {
         let pooler = tokio::task::spawn_blocking(services::pgbouncer)

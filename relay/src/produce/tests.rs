@@ -30,7 +30,7 @@ fn a_batch_that_a_dead_producer_does_not_take_has_failed() {
     );
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", mock.bootstrap_servers());
-    let producer = Producer::new(config, "posts", 1_000_000, Duration::ZERO).unwrap();
+    let producer = Producer::new(config, "posts", 1_000_000, Duration::ZERO, None).unwrap();
     let started = Instant::now();
     while producer.inner.client().fatal_error().is_none() {
         assert!(

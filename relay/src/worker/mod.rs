@@ -10,6 +10,7 @@ mod one_by_one;
 mod pass;
 mod release;
 mod store;
+mod transact;
 
 use crate::broker::{self, Broker};
 use crate::claim::snapshot::{Limits, Snapshot};
@@ -20,7 +21,7 @@ use crate::position::{Fence, History, Position};
 use crate::produce::MESSAGE_TIMEOUT;
 use crate::source::{Failure, Source};
 use crate::stats::{RangeState, Stats};
-use fanout_contract::relay::{Claim, OnParked};
+use fanout_contract::relay::{Claim, Delivery, OnParked};
 use fanout_runtime::backoff::Backoff;
 use fanout_runtime::clock::{self, Deadline};
 use std::sync::Arc;
@@ -90,6 +91,8 @@ pub struct Shared {
     pub suspended: bool,
     /// What becomes of the later rows of a parked row's key.
     pub on_parked: OnParked,
+    /// Whether a repeat may become visible.
+    pub delivery: Delivery,
     /// What `/status` shows.
     pub stats: Arc<Stats>,
 }
@@ -188,6 +191,8 @@ pub struct Worker {
     /// How often [`BATCH`] and [`IN_FLIGHT`] are halved at present. What is in flight must be acknowledged within
     /// [`STALLED`], or it would be sent again and again over a connection that can't carry it in that time.
     halvings: u32,
+    /// With `delivery: Transactional`.
+    log: transact::Log,
 }
 
 impl Worker {
@@ -217,6 +222,7 @@ impl Worker {
             releasing: false,
             unsettled: true,
             halvings: 0,
+            log: transact::Log::default(),
         }
     }
 
@@ -235,6 +241,16 @@ impl Worker {
 
     /// Publishes until `stop` or the goal, then finishes what is in flight; ends by itself when it can't go on.
     pub async fn run(&mut self, stop: CancellationToken) -> Ended {
+        let ended = self.work(stop).await;
+        if matches!(ended, Ended::Stopped)
+            && let Err(Pass::Ended(ended)) = self.settle().await
+        {
+            return ended;
+        }
+        ended
+    }
+
+    async fn work(&mut self, stop: CancellationToken) -> Ended {
         self.report();
         match park::look(&self.shared.source, self.fence.range, self.shared.on_parked).await {
             Ok((held, releasing)) => (self.held, self.releasing) = (held, releasing),
@@ -255,6 +271,7 @@ impl Worker {
             }
             let before = self.completions;
             let pass = match next {
+                Step::Pass if self.is_transactional() => self.transactional_pass(&stop).await,
                 Step::Pass => self.pass(&stop).await,
                 Step::OneByOne => self.one_by_one(&stop).await,
                 Step::Release => self.release(&stop).await,

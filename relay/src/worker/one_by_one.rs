@@ -26,6 +26,25 @@ impl Worker {
     async fn try_one_by_one(&mut self, stop: &CancellationToken) -> Result<(), Pass> {
         let max_message_bytes = self.shared.broker.max_message_bytes().await?;
         let encoder = self.encoder(max_message_bytes);
+        let mut producer = if self.is_transactional() {
+            // Finds out where to go on.
+            Some(self.open(max_message_bytes, Duration::ZERO).await?)
+        } else {
+            None
+        };
+        let done = self.publish_next(&encoder, &mut producer, stop).await;
+        if let Some(producer) = producer.take() {
+            producer.stop().await;
+        }
+        done
+    }
+
+    async fn publish_next(
+        &mut self,
+        encoder: &Encoder,
+        producer: &mut Option<Arc<Producer>>,
+        stop: &CancellationToken,
+    ) -> Result<(), Pass> {
         let mut claimer = self.claimer();
         let batch = loop {
             let batch = claimer.next().await?;
@@ -40,16 +59,15 @@ impl Worker {
                 return Ok(());
             }
         };
-        let plan = self.plan(&batch, &encoder)?;
-        let aside = self.set_aside(plan, max_message_bytes).await?;
-        let mut producer = None;
-        let sent = self
-            .send_each(&batch, &aside, &encoder, &mut producer, stop)
-            .await;
-        if let Some(producer) = producer.take() {
-            producer.stop().await;
+        let plan = self.plan(&batch, encoder)?;
+        let aside = self.set_aside(plan, encoder.max_message_bytes).await?;
+        if self.is_transactional() {
+            self.transact_each(&batch, &aside, encoder, producer, stop)
+                .await?;
+        } else {
+            self.send_each(&batch, &aside, encoder, producer, stop)
+                .await?;
         }
-        sent?;
         self.store(batch.after).await
     }
 

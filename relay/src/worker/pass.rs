@@ -128,7 +128,7 @@ impl Worker {
         self.harvest(flight);
         if let Some(code) = flight.producer.failure() {
             return Err(kafka_error::refusal(code).map_or_else(
-                || Pass::Failed(self.explain(flight, Some(code))),
+                || Pass::Failed(self.unclear(&flight.producer, Some(code))),
                 Pass::Refused,
             ));
         }
@@ -152,7 +152,7 @@ impl Worker {
             return Err(Pass::Ended(Ended::Fenced));
         }
         if flight.age(now) > STALLED {
-            return Err(Pass::Failed(self.explain(flight, None)));
+            return Err(Pass::Failed(self.unclear(&flight.producer, None)));
         }
         // A row is parked only when everything before it is stored: what is parked beyond the stored position is then of
         // the very next batch, which the next position passes.
@@ -250,13 +250,13 @@ impl Worker {
     }
 
     /// The failure behind `code`; the connection's own error says more than a timeout.
-    fn explain(
+    pub(super) fn unclear(
         &self,
-        flight: &Flight,
+        producer: &Producer,
         code: Option<rdkafka::types::RDKafkaErrorCode>,
     ) -> broker::Failure {
         let code = code.filter(|code| kafka_error::meaning(*code) != Meaning::Unclear);
-        let code = code.or_else(|| flight.producer.connection_error());
+        let code = code.or_else(|| producer.connection_error());
         kafka_error::explain(code, &self.shared.broker.topic)
     }
 

@@ -104,6 +104,11 @@ impl Worker {
         if releases.publish.is_empty() {
             return Ok(Vec::new());
         }
+        if self.is_transactional() {
+            return self
+                .transact_releases(page, releases, encoder, limit)
+                .await;
+        }
         let producer = self.shared.broker.producer(limit, LINGER).await?;
         let sent = self
             .send_page(page, &releases.publish, encoder, &producer)

@@ -37,9 +37,11 @@ impl Worker {
             Completion::Position(position) => {
                 let sql = position::append(&self.fence, seq, position, &self.history);
                 let prune = position::prune(&self.fence, seq, KEEP, PRUNE);
+                // With transactions, appends are rare, and most numbers are the log's.
+                let prunes = self.is_transactional() || seq % PRUNE_EVERY == 1;
                 async move {
                     let appended = source.execute(sql).await?;
-                    if seq % PRUNE_EVERY == 1 {
+                    if prunes {
                         source.execute(prune).await?;
                     }
                     Ok(appended > 0)
@@ -79,6 +81,7 @@ impl Worker {
                 match append.completion {
                     Completion::Position(position) => {
                         self.stored = position;
+                        self.settled();
                         self.report();
                     }
                     Completion::Rows(ids) => self.taken.remove(&ids),

@@ -294,7 +294,9 @@ impl Identity {
         let dead = names::dead_letter_topic(name);
         let topic = self.topic_id.clone().map(|id| (name.clone(), id));
         let dead = self.dead_letter_topic_id.clone().map(|id| (dead, id));
-        topic.into_iter().chain(dead).collect()
+        let positions = names::positions_topic(name);
+        let positions = self.positions_topic_id.clone().map(|id| (positions, id));
+        topic.into_iter().chain(dead).chain(positions).collect()
     }
 }
 

@@ -4,6 +4,8 @@ use super::log::{self, Asked, Decision, Known, Problem, Wanted};
 use super::status::{Identity, LogState};
 use super::validate::{LogSpec, ValidTopic};
 use crate::kafka::{Cluster, Clusters, ErrorClass, KafkaError};
+use fanout_contract::names;
+use fanout_contract::relay::Delivery;
 use fanout_crds::condition::reason;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +38,7 @@ fn asked(topic: &ValidTopic) -> Asked<'_> {
     }
 }
 
-/// Ensures the topic and its dead letter topic on `cluster`. `identity` is completed with what was found, also when
+/// Ensures the topic, its dead letter topic, and where relays need it the topic of their positions on `cluster`. `identity` is completed with what was found, also when
 /// something fails later on.
 pub(crate) async fn ensure(
     cluster: &Cluster,
@@ -80,6 +82,21 @@ pub(crate) async fn ensure(
     };
     let recorded = &mut identity.dead_letter_topic_id;
     ensure_one(cluster, wanted, recorded, asked).await?;
+    if topic.delivery == Delivery::Transactional {
+        let config = if identity.positions_topic_id.is_none() {
+            positions_config()
+        } else {
+            BTreeMap::new()
+        };
+        let wanted = Wanted {
+            name: &names::positions_topic(name),
+            partitions: Some(names::POSITIONS_PARTITIONS),
+            replication_factor: *replication_factor,
+            config: &config,
+            keep_order: false,
+        };
+        ensure_one(cluster, wanted, &mut identity.positions_topic_id, asked).await?;
+    }
     check_consumers(clusters, topic).await?;
     Ok(LogState { drift })
 }
@@ -122,6 +139,17 @@ fn dead_letter_config(of_topic: &BTreeMap<String, String>) -> BTreeMap<String, S
         .get(LARGEST_RECORD)
         .and_then(|text| text.parse().ok());
     bytes.map(room).into_iter().collect()
+}
+
+/// The last position of each range is all that is ever read, so what is older goes soon.
+fn positions_config() -> BTreeMap<String, String> {
+    [
+        ("cleanup.policy", "compact"),
+        ("segment.bytes", "16777216"),
+        ("min.cleanable.dirty.ratio", "0.1"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .into()
 }
 
 /// The same address may lead to another cluster one day: its topics are not ours.

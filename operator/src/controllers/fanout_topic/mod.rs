@@ -126,6 +126,7 @@ async fn keep_identity(
         topic_name: identity.topic_name.clone(),
         topic_id: identity.topic_id.clone(),
         dead_letter_topic_id: identity.dead_letter_topic_id.clone(),
+        positions_topic_id: identity.positions_topic_id.clone(),
         ..FanoutTopicStatus::default()
     };
     let api: Api<FanoutTopic> =

@@ -39,11 +39,19 @@ pub(crate) fn sharing(
 ) -> Option<String> {
     let names = |topic: &FanoutTopic| {
         let name = validate::kafka_topic(topic, prefix);
-        [names::dead_letter_topic(&name), name]
+        [
+            names::dead_letter_topic(&name),
+            names::positions_topic(&name),
+            name,
+        ]
     };
     let ids = |identity: &Identity| {
-        let both = [&identity.topic_id, &identity.dead_letter_topic_id];
-        both.map(Clone::clone)
+        let all = [
+            &identity.topic_id,
+            &identity.dead_letter_topic_id,
+            &identity.positions_topic_id,
+        ];
+        all.map(Clone::clone)
             .into_iter()
             .flatten()
             .collect::<Vec<_>>()

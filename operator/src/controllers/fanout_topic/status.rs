@@ -43,6 +43,8 @@ pub(crate) struct Identity {
     pub(crate) topic_id: Option<String>,
     /// UUID of the dead letter topic.
     pub(crate) dead_letter_topic_id: Option<String>,
+    /// UUID of the topic of positions; absent where relays never needed one.
+    pub(crate) positions_topic_id: Option<String>,
 }
 
 impl Identity {
@@ -64,6 +66,7 @@ impl From<&FanoutTopicStatus> for Identity {
             topic_name: status.topic_name.clone(),
             topic_id: status.topic_id.clone(),
             dead_letter_topic_id: status.dead_letter_topic_id.clone(),
+            positions_topic_id: status.positions_topic_id.clone(),
         }
     }
 }
@@ -133,6 +136,7 @@ pub(crate) fn next(topic: &FanoutTopic, outcome: &Outcome, now: Timestamp) -> Fa
         topic_name: outcome.identity.topic_name.clone(),
         topic_id: outcome.identity.topic_id.clone(),
         dead_letter_topic_id: outcome.identity.dead_letter_topic_id.clone(),
+        positions_topic_id: outcome.identity.positions_topic_id.clone(),
         outbox: old.outbox,
         parked: parked_rows(relays, old.parked),
         ordered: relays.map_or(old.ordered, |relays| ordered(&relays.reports, old.ordered)),
@@ -183,7 +187,10 @@ pub(super) const fn broker_reason(class: BrokerError) -> &'static str {
         BrokerError::Unreachable => reason::BROKER_UNREACHABLE,
         BrokerError::AuthenticationFailed => reason::BROKER_AUTHENTICATION_FAILED,
         BrokerError::TlsFailed => reason::BROKER_TLS_FAILED,
-        BrokerError::TopicMissing | BrokerError::PermissionDenied | BrokerError::ProduceFailed => {
+        BrokerError::TopicMissing
+        | BrokerError::PermissionDenied
+        | BrokerError::TransactionsUnavailable
+        | BrokerError::ProduceFailed => {
             reason::BROKER_REFUSED
         }
     }

@@ -9,7 +9,7 @@ use fanout_contract::names;
 use fanout_contract::relay;
 use fanout_crds::FanoutTopic;
 use fanout_crds::fanout_topic::{
-    Broker, Claim, ColumnSource, Columns, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload,
+    Broker, Claim, ColumnSource, Columns, Delivery, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload,
     OnParked, PostgresSource, Source, SourcePosition, TableColumn,
 };
 use fanout_crds::pod::PodSettings;
@@ -49,6 +49,8 @@ pub(crate) struct ValidTopic {
     pub(crate) format: relay::Format,
     /// The record of a row whose payload is NULL.
     pub(crate) null_payload: relay::NullPayload,
+    /// Whether a repeat may become visible.
+    pub(crate) delivery: relay::Delivery,
     /// Settings of relay pods.
     pub(crate) relay_pod: PodSettings,
     /// Settings of consumer pods.
@@ -135,6 +137,10 @@ pub(crate) fn validate(
         null_payload: match topic.spec.relay.null_payload {
             NullPayload::Empty => relay::NullPayload::Empty,
             NullPayload::Tombstone => relay::NullPayload::Tombstone,
+        },
+        delivery: match topic.spec.relay.delivery {
+            Delivery::Standard => relay::Delivery::Standard,
+            Delivery::Transactional => relay::Delivery::Transactional,
         },
         relay_pod: topic.spec.relay.pod.clone().unwrap_or_default(),
         consumer_pod: topic

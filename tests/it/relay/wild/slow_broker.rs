@@ -45,7 +45,7 @@ async fn an_old_record_is_not_dropped_before_a_younger_one_is_sent() {
     let mut config = rdkafka::ClientConfig::new();
     config.set("bootstrap.servers", proxy.bootstrap());
     let linger = Duration::from_millis(1);
-    let producer = Producer::new(config, &sandbox.kafka_topic, 1_000_000, linger).unwrap();
+    let producer = Producer::new(config, &sandbox.kafka_topic, 1_000_000, linger, None).unwrap();
     let producer = Arc::new(producer);
     producer.warm_up().await.unwrap();
     let encoder = Encoder::new(Encoding::new(&sandbox.relay_config()), 1_000_000);

@@ -100,6 +100,7 @@ fn relay<'a>(topic: &'a ValidTopic, settings: &'a Settings) -> Result<Worker<'a>
         on_parked: topic.on_parked,
         format: topic.format,
         null_payload: topic.null_payload,
+        delivery: topic.delivery,
         source: Source::Postgres(topic.source.clone()),
         broker: Broker::Kafka(KafkaTarget {
             cluster: topic.producer.kafka.clone(),

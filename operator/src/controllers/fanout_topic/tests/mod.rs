@@ -12,7 +12,7 @@ use fanout_contract::consumer::Egress;
 use fanout_contract::names;
 use fanout_contract::relay::RelayConfig;
 use fanout_crds::condition::reason;
-use fanout_crds::fanout_topic::{Broker, Format, NullPayload, OnParked};
+use fanout_crds::fanout_topic::{Broker, Delivery, Format, NullPayload, OnParked};
 use fanout_crds::{FanoutTopic, Subscription};
 use fanout_runtime::guard::Guard;
 use k8s_openapi::ByteString;
@@ -203,11 +203,13 @@ fn how_rows_become_records_reaches_the_relay() {
     let mut topic = topic();
     topic.spec.relay.on_parked = OnParked::Skip;
     topic.spec.relay.null_payload = NullPayload::Tombstone;
+    topic.spec.relay.delivery = Delivery::Transactional;
     let valid = validate(&topic, &secret, "").ok().unwrap();
     let relay = built(&valid, &[]).remove(0);
     let config = &relay.config_map.data.unwrap()["config.yaml"];
     assert!(config.contains("onParked: Skip"), "{config}");
     assert!(config.contains("nullPayload: Tombstone"), "{config}");
+    assert!(config.contains("delivery: Transactional"), "{config}");
 }
 
 #[test]

@@ -31,6 +31,7 @@ fn outcome(reports: Vec<RelayStatus>) -> Outcome {
             topic_name: Some("social.posts".to_owned()),
             topic_id: Some("id".to_owned()),
             dead_letter_topic_id: Some("dead".to_owned()),
+            positions_topic_id: None,
         },
         relay: Some(Relays {
             pods: Pods {
@@ -141,6 +142,7 @@ fn what_a_relay_says_of_the_source_is_the_reason(
 #[case(BrokerError::AuthenticationFailed, "BrokerAuthenticationFailed", true)]
 #[case(BrokerError::TlsFailed, "BrokerTlsFailed", true)]
 #[case(BrokerError::PermissionDenied, "BrokerRefused", true)]
+#[case(BrokerError::TransactionsUnavailable, "BrokerRefused", true)]
 fn what_a_relay_says_of_the_broker_is_the_logs(
     #[case] class: BrokerError,
     #[case] reason: &str,
