@@ -123,9 +123,7 @@ impl Broker {
         range: i64,
     ) -> Result<Arc<Producer>, Unready> {
         let id = names::transactional_id(&self.topic, range);
-        let producer = self
-            .connected(max_message_bytes, linger, Some(&id))
-            .await?;
+        let producer = self.connected(max_message_bytes, linger, Some(&id)).await?;
         let Err(trouble) = producer.init().await else {
             return Ok(producer);
         };
@@ -314,12 +312,17 @@ fn look(
     if let Some(code) = error {
         return Err(explain(Some(code.into()), topic));
     }
-    let partitions = metadata.topics().first().map(|topic| topic.partitions().len());
+    let partitions = metadata
+        .topics()
+        .first()
+        .map(|topic| topic.partitions().len());
     let wanted = usize::try_from(POSITIONS_PARTITIONS).ok();
     if question == Question::Positions && partitions != wanted {
         return Err(failure(
             BrokerError::TransactionsUnavailable,
-            format!("Kafka topic {topic}, which spec.relay.delivery Transactional needs, must have {POSITIONS_PARTITIONS} partitions: delete it"),
+            format!(
+                "Kafka topic {topic}, which spec.relay.delivery Transactional needs, must have {POSITIONS_PARTITIONS} partitions: delete it"
+            ),
         ));
     }
     client

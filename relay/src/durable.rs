@@ -42,10 +42,7 @@ pub async fn reach(source: &Source, history: &History, place: &Place) -> Result<
     let mut flushed = place.flushed;
     let mut asked = false;
     while !flushed {
-        flushed = look(source, history, &columns, |row| {
-            flag(row, History::COLUMNS)
-        })
-        .await?;
+        flushed = look(source, history, &columns, |row| flag(row, History::COLUMNS)).await?;
         if flushed {
             break;
         }

@@ -101,7 +101,10 @@ async fn connect(setting: Setting<'_>) -> Option<(Source, Arc<Broker>)> {
             }
         }
     };
-    let (source, broker) = tokio::join!(source, Broker::connect(kafka, config.config.delivery, &config.files));
+    let (source, broker) = tokio::join!(
+        source,
+        Broker::connect(kafka, config.config.delivery, &config.files)
+    );
     if let Ok(source) = &source {
         stats.ordered(source.outbox.columns.ordered());
     }

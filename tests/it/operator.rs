@@ -125,6 +125,27 @@ async fn the_kafka_topics_are_created_and_recorded(cluster: &Cluster, namespace:
         .unwrap()
         .unwrap();
     assert_eq!(status.dead_letter_topic_id, Some(dead.id));
+    assert_eq!(status.positions_topic_id, None);
+    // Relays with transactions need one more, whose old positions go soon.
+    let transactional = topic("posts", &cluster.bootstrap)
+        .replace("replicas: 1", "replicas: 1, delivery: Transactional");
+    cluster.apply(namespace, &transactional).await;
+    let positions = names::positions_topic(&name);
+    let live = eventually(LIMIT, "the topic of the positions", async || {
+        let live = kafka.describe_topic(&positions).await.unwrap();
+        let found = cluster
+            .topic(namespace, "posts", LOG_READY, "True/Succeeded")
+            .await;
+        let recorded = found.status.unwrap().positions_topic_id;
+        match live {
+            Some(live) if recorded.as_ref() == Some(&live.id) => Ok(live),
+            live => Err(format!("{live:?}, recorded {recorded:?}")),
+        }
+    })
+    .await;
+    assert_eq!(live.partitions, names::POSITIONS_PARTITIONS);
+    let config = kafka.topic_config(&positions).await.unwrap();
+    assert_eq!(config["cleanup.policy"], "compact");
     let largest = async |topic: &str| -> i64 {
         let config = kafka.topic_config(topic).await.unwrap();
         config["max.message.bytes"].parse().unwrap()

@@ -10,8 +10,8 @@ use fanout_contract::consumer::{
 };
 use fanout_contract::kafka::{Kafka, KafkaAuth};
 use fanout_contract::relay::{
-    Broker, Claim, ColumnMatch, Delivery as RelayDelivery, Format, KafkaTarget, NullPayload, OnParked, PostgresSource,
-    RelayConfig, RelayStart, Source,
+    Broker, Claim, ColumnMatch, Delivery as RelayDelivery, Format, KafkaTarget, NullPayload,
+    OnParked, PostgresSource, RelayConfig, RelayStart, Source,
 };
 
 /// File with the outbox URL among [`Sandbox::secret_files`].

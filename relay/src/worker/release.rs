@@ -105,9 +105,7 @@ impl Worker {
             return Ok(Vec::new());
         }
         if self.is_transactional() {
-            return self
-                .transact_releases(page, releases, encoder, limit)
-                .await;
+            return self.transact_releases(page, releases, encoder, limit).await;
         }
         let producer = self.shared.broker.producer(limit, LINGER).await?;
         let sent = self

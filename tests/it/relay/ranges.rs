@@ -18,7 +18,7 @@ const RANGES: &str =
 /// The same with their ids.
 const IDS: &str = "select coalesce(string_agg(id || ':' || lo || '-' || hi, ' ' order by lo), '') from fanout.ranges";
 /// Two ranges.
-const HALVES: &str = "0-32 32-64";
+pub(super) const HALVES: &str = "0-32 32-64";
 /// Parked rows whose range has other shards than their key.
 const ASTRAY: &str =
     "select count(*) from fanout.parked p join fanout.ranges r on r.id = p.range_id
@@ -109,7 +109,7 @@ impl Owner {
 }
 
 /// Splits every range of the only topic, which nobody may hold, into ranges of this width.
-async fn split_all(sandbox: &Sandbox, width: i32) {
+pub(super) async fn split_all(sandbox: &Sandbox, width: i32) {
     let topic = value(sandbox, "select id from fanout.topics").await;
     let owner = Owner::of_topic(sandbox, "splitter", topic.unwrap().parse().unwrap()).await;
     for (id, shards) in owner.ranges().await {

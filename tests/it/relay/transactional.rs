@@ -75,7 +75,11 @@ async fn killed_relays_repeat_nothing() {
     for round in 0..6 {
         let before = load.events();
         eventually(LIMIT, "more events", async || {
-            if load.events() > before + 200 { Ok(()) } else { Err(load.events()) }
+            if load.events() > before + 200 {
+                Ok(())
+            } else {
+                Err(load.events())
+            }
         })
         .await;
         insert(&sandbox, 3_000, 300).await;
@@ -112,7 +116,11 @@ async fn the_delivery_changes_while_rows_come() {
     for config in [&transactional, &standard, &transactional] {
         let before = load.events();
         eventually(LIMIT, "more events", async || {
-            if load.events() > before + 200 { Ok(()) } else { Err(load.events()) }
+            if load.events() > before + 200 {
+                Ok(())
+            } else {
+                Err(load.events())
+            }
         })
         .await;
         relay.reconfigure(config);

@@ -190,9 +190,7 @@ pub(super) const fn broker_reason(class: BrokerError) -> &'static str {
         BrokerError::TopicMissing
         | BrokerError::PermissionDenied
         | BrokerError::TransactionsUnavailable
-        | BrokerError::ProduceFailed => {
-            reason::BROKER_REFUSED
-        }
+        | BrokerError::ProduceFailed => reason::BROKER_REFUSED,
     }
 }
 

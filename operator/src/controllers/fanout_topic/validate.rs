@@ -9,8 +9,8 @@ use fanout_contract::names;
 use fanout_contract::relay;
 use fanout_crds::FanoutTopic;
 use fanout_crds::fanout_topic::{
-    Broker, Claim, ColumnSource, Columns, Delivery, Format, KafkaAuth, KafkaBroker, Mechanism, NullPayload,
-    OnParked, PostgresSource, Source, SourcePosition, TableColumn,
+    Broker, Claim, ColumnSource, Columns, Delivery, Format, KafkaAuth, KafkaBroker, Mechanism,
+    NullPayload, OnParked, PostgresSource, Source, SourcePosition, TableColumn,
 };
 use fanout_crds::pod::PodSettings;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;

@@ -1,6 +1,7 @@
 //! A pass with transactions: batches claimed ahead, as many in a transaction as come until its first is answered.
 
 use super::{Commit, Refused, count};
+use crate::claim::snapshot::Limits;
 use crate::claim::{Batch, Completion, Kind};
 use crate::encode::Encoder;
 use crate::lease::RENEWAL;
@@ -15,7 +16,6 @@ use crate::worker::{
     Ended, HAND_OVER_MARGIN, IN_FLIGHT, LINGER, PURGE_MARGIN, Pass, RECOVERED, SETTLE, STALLED,
     Sent, TICK, Worker, halved,
 };
-use crate::claim::snapshot::Limits;
 use fanout_contract::reason::SourceError;
 use fanout_runtime::clock;
 use std::sync::Arc;
