@@ -192,7 +192,8 @@ fn read(
         if Instant::now() > until {
             return Err(None);
         }
-        std::thread::sleep(PAUSE);
+        // Nothing is assigned yet: it waits.
+        drop(committed.poll(PAUSE));
     }
     let mut back = TAIL;
     loop {

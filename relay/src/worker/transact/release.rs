@@ -91,10 +91,11 @@ impl Worker {
                 None => self.open(limit, Duration::ZERO).await?,
             };
             // All of the page so far: who comes after a crash reads the last position alone.
-            let released = done.iter().copied().chain([row.id]).collect();
+            let mut published = done.clone();
+            published.push(row.id);
             let position = self.stored.clone();
             let sent = self
-                .transact_one(&row, encoder, &producer, position, released)
+                .transact_one(&row, encoder, &producer, position, published)
                 .await;
             self.unsettled = unsettled;
             match sent {
