@@ -20,9 +20,9 @@ suite_lint() {
 suite_build() { cargo build --quiet --workspace --all-targets; }
 suite_unit() { cargo_test --lib --bins && cargo_test --doc; }
 # Most of them wait most of the time.
-suite_integration() { cargo_test --test it -- --test-threads=4 --skip fault; }
+suite_integration() { cargo_test --test it -- --test-threads=6 --skip fault; }
 # Faults starve what runs beside them: few at a time.
-suite_faults() { cargo_test --test it -- --test-threads=2 fault; }
+suite_faults() { cargo_test --test it -- --test-threads=3 fault; }
 # The long forms; not a part of all.
 suite_soak() { cargo_test --test it -- --test-threads=1 --ignored soak_; }
 suite_cluster() { cargo_test --test cluster -- --test-threads=1; }

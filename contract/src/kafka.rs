@@ -80,6 +80,12 @@ pub struct KafkaCredentials {
     pub client_key: Option<String>,
 }
 
+/// For clients of Kafka's administration: they keep a connection to every broker.
+///
+/// Otherwise librdkafka connects for a request, and while the request waits for a broker that can't be reached, each
+/// connection that fails starts the next one at once: thousands a second, without the pauses of `reconnect.backoff.ms`.
+pub const KEEP_CONNECTIONS: (&str, &str) = ("enable.sparse.connections", "false");
+
 /// librdkafka connection properties for `bootstrap_servers`, `mechanism` and `credentials`; everything that is
 /// about reaching and trusting the cluster and nothing else.
 pub fn client_properties(

@@ -3,7 +3,7 @@
 use crate::kafka_error::{self, explain};
 use crate::produce::Producer;
 use crate::produce::transaction::Trouble;
-use fanout_contract::kafka::{Kafka, KafkaCredentials, client_properties};
+use fanout_contract::kafka::{KEEP_CONNECTIONS, Kafka, KafkaCredentials, client_properties};
 use fanout_contract::names::{self, POSITIONS_PARTITIONS};
 use fanout_contract::reason::BrokerError;
 use fanout_contract::relay::{Delivery, KafkaTarget, Problem};
@@ -63,7 +63,9 @@ impl Broker {
         files: &Files,
     ) -> Result<Arc<Self>, Failure> {
         let config = client_config(&target.cluster, files)?;
-        let admin: AdminClient<_> = config.create().map_err(|_| invalid())?;
+        let (name, value) = KEEP_CONNECTIONS;
+        let admin = config.clone().set(name, value).create();
+        let admin: AdminClient<_> = admin.map_err(|_| invalid())?;
         let cluster = ask(&config, &target.topic, Question::Topic).await?;
         if delivery == Delivery::Transactional {
             let positions = names::positions_topic(&target.topic);

@@ -1,5 +1,6 @@
 //! The operator's Kafka facade against a real broker.
 
+mod away;
 mod deletion;
 
 use fanout_contract::kafka::{KafkaCredentials, Mechanism};

@@ -19,12 +19,16 @@ use tokio::time::Instant;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(9);
 /// The same for what is asked first and cheap to answer: a cluster that does not answer is known soon.
 const QUESTION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Requests to the coordinator of a group may not end by themselves while it can't be reached, within librdkafka's bounds:
+/// one that ended remains with librdkafka (2.12), which tries to send it when the coordinator is back, and aborts the
+/// process. [`DEADLINE`] ends the call instead, and the client is replaced.
+const GROUP_TIMEOUT: Duration = Duration::from_hours(1);
 /// Longest time any call takes; more than [`REQUEST_TIMEOUT`], so that librdkafka's reason arrives before.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// A new topic is described until the brokers know it everywhere.
 const PROPAGATION_PAUSE: Duration = Duration::from_millis(50);
 
-/// A client that was told "not coordinator" is replaced when it is this old: a younger one asked just now.
+/// A client that can't find the coordinator is replaced when it is this old: a younger one asked just now.
 const REPLACE_AFTER: Duration = Duration::from_secs(10);
 
 const EARLIEST: i64 = Spec::RD_KAFKA_OFFSET_SPEC_EARLIEST as i64;
@@ -133,7 +137,8 @@ impl Cluster {
     }
 
     /// librdkafka remembers which broker coordinates a group for as long as it is asked more often than every 15
-    /// minutes, also when that broker answers that it does not any more: only a new client finds the new one.
+    /// minutes, also when that broker answers that it does not any more: only a new client finds the new one. And a
+    /// request that waits for a coordinator ends with its client only.
     pub(super) fn is_misled(&self) -> bool {
         self.misled.load(Ordering::Relaxed) && self.made.elapsed() > REPLACE_AFTER
     }
@@ -194,7 +199,7 @@ impl Cluster {
     pub async fn delete_group(&self, group: &str) -> Result<GroupDeletion, KafkaError> {
         let operation = Self::DELETE_GROUP;
         self.change(operation, async {
-            match self.native.delete_group(group, REQUEST_TIMEOUT).await {
+            match self.native.delete_group(group, GROUP_TIMEOUT).await {
                 Ok(()) => Ok(GroupDeletion::Gone),
                 Err(failure) if failure.is(Code::GroupIdNotFound) => Ok(GroupDeletion::Gone),
                 Err(failure) if failure.is(Code::NonEmptyGroup) => Ok(GroupDeletion::Active),
@@ -229,7 +234,7 @@ impl Cluster {
         let operation = Self::LIST_COMMITTED;
         let listed = self
             .call(operation, async {
-                match self.native.group_offsets(group, REQUEST_TIMEOUT).await {
+                match self.native.group_offsets(group, GROUP_TIMEOUT).await {
                     Err(failure) if failure.is(Code::GroupIdNotFound) => Ok(Vec::new()),
                     other => other,
                 }
@@ -271,7 +276,7 @@ impl Cluster {
                     group,
                     topic,
                     missing.into_iter(),
-                    REQUEST_TIMEOUT,
+                    GROUP_TIMEOUT,
                 );
                 match request.await {
                     Err(failure) if failure.is_any(GROUP_ACTIVE) => Ok(None),
@@ -395,8 +400,14 @@ impl Cluster {
         }
         let result = tokio::select! {
             biased;
-            result = tokio::time::timeout(DEADLINE, request) => result.unwrap_or(Err(Failure::TIMED_OUT)),
-            class = self.connection.next_refusal() => return Err(failed(class, Failure(0))),
+            result = tokio::time::timeout(DEADLINE, request) => result.unwrap_or_else(|_| {
+                self.misled.store(true, Ordering::Relaxed);
+                Err(Failure::TIMED_OUT)
+            }),
+            class = self.connection.next_refusal() => {
+                self.misled.store(true, Ordering::Relaxed);
+                return Err(failed(class, Failure(0)));
+            }
         };
         match result {
             Ok(value) => {

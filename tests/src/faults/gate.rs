@@ -2,6 +2,7 @@
 
 use crate::services::ports;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
@@ -15,6 +16,7 @@ pub(super) struct Gate {
     address: SocketAddr,
     serve: Serve,
     accepting: Mutex<Option<JoinHandle<()>>>,
+    turned_away: Arc<AtomicU64>,
 }
 
 impl Gate {
@@ -30,6 +32,7 @@ impl Gate {
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, port)),
             serve,
             accepting: Mutex::default(),
+            turned_away: Arc::default(),
         };
         gate.up().await?;
         Ok(gate)
@@ -41,8 +44,28 @@ impl Gate {
 
     /// Accepts connections again.
     pub(super) async fn up(&self) -> std::io::Result<()> {
+        self.accept(Arc::clone(&self.serve)).await
+    }
+
+    /// Cuts the connections there are, and from then on each new one at once.
+    pub(super) async fn turn_away(&self) -> std::io::Result<()> {
+        let turned_away = Arc::clone(&self.turned_away);
+        let cut: Serve = Arc::new(move |stream| {
+            drop(stream);
+            turned_away.fetch_add(1, Ordering::Relaxed);
+            Box::pin(std::future::ready(()))
+        });
+        self.accept(cut).await
+    }
+
+    /// Connections that [`Self::turn_away`] has cut.
+    pub(super) fn turned_away(&self) -> u64 {
+        self.turned_away.load(Ordering::Relaxed)
+    }
+
+    async fn accept(&self, serve: Serve) -> std::io::Result<()> {
+        self.down().await;
         let listener = TcpListener::bind(self.address).await?;
-        let serve = Arc::clone(&self.serve);
         let accepting = tokio::spawn(async move {
             // Dropped with this task: the connections end with the port.
             let mut connections = JoinSet::new();
@@ -57,10 +80,7 @@ impl Gate {
                 }
             }
         });
-        let before = self.slot().replace(accepting);
-        if let Some(before) = before {
-            before.abort();
-        }
+        *self.slot() = Some(accepting);
         Ok(())
     }
 

@@ -81,6 +81,19 @@ impl KafkaProxy {
         self.gate.down().await;
     }
 
+    /// Cuts the connections there are, and from then on each new one at once.
+    ///
+    /// # Errors
+    /// Somebody else took the port.
+    pub async fn turn_away(&self) -> anyhow::Result<()> {
+        Ok(self.gate.turn_away().await?)
+    }
+
+    /// Connections that [`Self::turn_away`] has cut.
+    pub fn turned_away(&self) -> u64 {
+        self.gate.turned_away()
+    }
+
     /// Accepts connections again.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ mod requests;
 pub(super) use requests::{Description, PartitionOffset};
 
 use super::error::Failure;
+use fanout_contract::kafka::KEEP_CONNECTIONS;
 use rdkafka::client::{Client, DefaultClientContext};
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
 use rdkafka::error::KafkaResult;
@@ -54,6 +55,7 @@ impl Native {
             // Never joined; see the module's text.
             .set("group.id", "fanout-operator")
             .set("enable.auto.commit", "false")
+            .set(KEEP_CONNECTIONS.0, KEEP_CONNECTIONS.1)
             // Without this bit client-level errors are lost, and with them the difference between a wrong password
             // and a dead broker.
             .set("enabled_events", rd::RD_KAFKA_EVENT_ERROR.to_string())

@@ -39,6 +39,19 @@ fn lines(relay: &Relay) -> usize {
         .count()
 }
 
+/// How often the threads that a process has now went to sleep.
+fn naps(pid: u32) -> u64 {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = |thread: std::io::Result<std::fs::DirEntry>| -> Option<u64> {
+        let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+        line.trim().parse().ok()
+    };
+    threads.filter_map(of).sum()
+}
+
 async fn away(test: &str, who: Away, long: Duration) {
     let kafka = blocking(services::kafka).await;
     let postgres = blocking(services::postgres).await;
@@ -60,6 +73,7 @@ async fn away(test: &str, who: Away, long: Duration) {
         Away::Broker => ("broker", |status| status.broker_error.is_some()),
     };
     let before = (errors(&relay, side).await, lines(&relay));
+    let slept = naps(relay.pid());
     match who {
         Away::Database => database.down().await,
         Away::Broker => broker.down().await,
@@ -80,6 +94,7 @@ async fn away(test: &str, who: Away, long: Duration) {
     })
     .await;
     let after = (errors(&relay, side).await, lines(&relay));
+    let slept = naps(relay.pid()).saturating_sub(slept);
     match who {
         Away::Database => database.up().await.unwrap(),
         Away::Broker => broker.up().await.unwrap(),
@@ -93,6 +108,9 @@ async fn away(test: &str, who: Away, long: Duration) {
                 && status.ranges.len() == 2
         })
         .await;
+    // Everybody waits; one who tries to connect without a pause does so tens of thousands of times a second.
+    let allowed = 2_000 * long.as_secs();
+    assert!(slept <= allowed, "threads went to sleep {slept} times");
     // A dozen attempts while the pauses grow, for each range, then one every few seconds.
     let allowed = 24 + long.as_secs() / 2;
     let tried = after.0 - before.0;
