@@ -1,7 +1,8 @@
 //! Which event may be delivered next: order per key, a budget for what is under way, a bound on what is held.
 //!
 //! A plain state machine: no clock, no I/O. An event is *queued* behind an earlier one of its key, *ready*, *under
-//! way*, or *waiting* for a retry. Waiting events keep their key blocked and cost no budget.
+//! way*, or *waiting* for a retry. Waiting events keep their key blocked and cost no budget. Keys take turns: what
+//! becomes ready goes behind everything that is, so a key with a long queue or one that fails gets no more than others.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -29,7 +30,8 @@ type Lane = (i32, Arc<[u8]>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Queued,
-    Ready,
+    /// With its place in the line.
+    Ready(u64),
     UnderWay,
     Waiting(Instant),
 }
@@ -51,7 +53,9 @@ pub(crate) struct KeyQueues<T> {
     entries: HashMap<Id, Entry<T>>,
     /// Ids of each key in log order; the first is the one that may move.
     lanes: HashMap<Lane, VecDeque<Id>>,
-    ready: BTreeSet<Id>,
+    /// What may go, in the order in which it became ready.
+    ready: BTreeSet<(u64, Id)>,
+    next_place: u64,
     waiting: BTreeSet<(Instant, Id)>,
     held_bytes: usize,
     under_way: usize,
@@ -67,6 +71,7 @@ impl<T> KeyQueues<T> {
             entries: HashMap::new(),
             lanes: HashMap::new(),
             ready: BTreeSet::new(),
+            next_place: 0,
             waiting: BTreeSet::new(),
             held_bytes: 0,
             under_way: 0,
@@ -89,21 +94,11 @@ impl<T> KeyQueues<T> {
         let id = self.next_id;
         self.next_id += 1;
         let lane = key.map(|key| (partition, Arc::from(key)));
-        let state = match &lane {
-            Some(lane) => {
-                let queue = self.lanes.entry(lane.clone()).or_default();
-                queue.push_back(id);
-                if queue.len() == 1 {
-                    State::Ready
-                } else {
-                    State::Queued
-                }
-            }
-            None => State::Ready,
-        };
-        if state == State::Ready {
-            self.ready.insert(id);
-        }
+        let is_first = lane.as_ref().is_none_or(|lane| {
+            let queue = self.lanes.entry(lane.clone()).or_default();
+            queue.push_back(id);
+            queue.len() == 1
+        });
         self.held_bytes += bytes;
         self.entries.insert(
             id,
@@ -112,42 +107,97 @@ impl<T> KeyQueues<T> {
                 partition,
                 lane,
                 bytes,
-                state,
+                state: State::Queued,
             },
         );
+        if is_first {
+            self.line_up(id);
+        }
         id
     }
 
-    /// Puts the oldest event that may go under way, if the budget allows it.
+    /// Makes an event ready, behind all that are.
+    fn line_up(&mut self, id: Id) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.state = State::Ready(self.next_place);
+            self.ready.insert((self.next_place, id));
+            self.next_place += 1;
+        }
+    }
+
+    /// Puts the event that has been ready for longest under way, if the budget allows it.
     pub(crate) fn start(&mut self, now: Instant) -> Option<Id> {
+        self.start_preferred(now, |_| true)
+    }
+
+    /// The same, but an event that `preferred` names goes before all others.
+    pub(crate) fn start_preferred(
+        &mut self,
+        now: Instant,
+        preferred: impl Fn(&T) -> bool,
+    ) -> Option<Id> {
         self.wake(now);
         if self.under_way >= self.limits.in_flight {
             return None;
         }
-        let id = *self.ready.first()?;
+        let entries = &self.entries;
+        let mut chosen = self
+            .ready
+            .iter()
+            .filter(|(_, id)| entries.get(id).is_some_and(|entry| preferred(&entry.item)));
+        let (place, id) = *chosen.next().or_else(|| self.ready.first())?;
         let entry = self.entries.get_mut(&id)?;
         let fits = self.under_way_bytes + entry.bytes <= self.limits.in_flight_bytes;
         if !fits && self.under_way > 0 {
             return None;
         }
         entry.state = State::UnderWay;
-        self.ready.remove(&id);
+        self.ready.remove(&(place, id));
         self.under_way += 1;
         self.under_way_bytes += entry.bytes;
         Some(id)
     }
 
     /// Moves events whose time has come from waiting to ready.
-    fn wake(&mut self, now: Instant) {
+    pub(crate) fn wake(&mut self, now: Instant) {
         while let Some(&(at, id)) = self.waiting.first()
             && at <= now
         {
             self.waiting.pop_first();
-            self.ready.insert(id);
-            if let Some(entry) = self.entries.get_mut(&id) {
-                entry.state = State::Ready;
-            }
+            self.line_up(id);
         }
+    }
+
+    /// Moves waiting events that `chosen` names to ready before their time.
+    pub(crate) fn wake_early(&mut self, chosen: impl Fn(&T) -> bool) {
+        let entries = &self.entries;
+        let early: Vec<_> = self
+            .waiting
+            .iter()
+            .filter(|(_, id)| entries.get(id).is_some_and(|entry| chosen(&entry.item)))
+            .copied()
+            .collect();
+        for (at, id) in early {
+            self.waiting.remove(&(at, id));
+            self.line_up(id);
+        }
+    }
+
+    /// All events held.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.entries.values_mut().map(|entry| &mut entry.item)
+    }
+
+    /// Events held.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Is the event `id` held and under way?
+    pub(crate) fn is_under_way(&self, id: Id) -> bool {
+        self.entries
+            .get(&id)
+            .is_some_and(|entry| entry.state == State::UnderWay)
     }
 
     /// The event `id`, as long as it is held.
@@ -162,7 +212,11 @@ impl<T> KeyQueues<T> {
         if let Some(lane) = &entry.lane
             && let Some(queue) = self.lanes.get_mut(lane)
         {
-            queue.retain(|other| *other != id);
+            if queue.front() == Some(&id) {
+                queue.pop_front();
+            } else {
+                queue.retain(|other| *other != id);
+            }
             match queue.front() {
                 Some(&next) => self.promote(next),
                 None => drop(self.lanes.remove(lane)),
@@ -172,11 +226,9 @@ impl<T> KeyQueues<T> {
     }
 
     fn promote(&mut self, id: Id) {
-        if let Some(entry) = self.entries.get_mut(&id)
-            && entry.state == State::Queued
-        {
-            entry.state = State::Ready;
-            self.ready.insert(id);
+        let is_queued = |entry: &Entry<T>| entry.state == State::Queued;
+        if self.entries.get(&id).is_some_and(is_queued) {
+            self.line_up(id);
         }
     }
 
@@ -185,7 +237,7 @@ impl<T> KeyQueues<T> {
         self.held_bytes -= entry.bytes;
         match entry.state {
             State::Queued => {}
-            State::Ready => drop(self.ready.remove(&id)),
+            State::Ready(place) => drop(self.ready.remove(&(place, id))),
             State::Waiting(at) => drop(self.waiting.remove(&(at, id))),
             State::UnderWay => {
                 self.under_way -= 1;
@@ -201,10 +253,10 @@ impl<T> KeyQueues<T> {
         }
     }
 
-    /// An event under way goes back to where it was, as if it had not been tried.
+    /// An event under way goes back, as if it had not been tried: still the first of its key, behind other keys.
     pub(crate) fn put_back(&mut self, id: Id) {
-        if self.halt(id, State::Ready) {
-            self.ready.insert(id);
+        if self.halt(id, State::Queued) {
+            self.line_up(id);
         }
     }
 

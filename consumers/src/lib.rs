@@ -1,6 +1,8 @@
 //! Moves each subscription's events from Kafka to its sink.
 
 mod args;
+mod breaker;
+mod concurrency;
 mod dead_letter;
 mod event;
 mod key_queues;

@@ -62,6 +62,8 @@ pub(crate) struct Metrics {
     duration: Family<Subscription, Histogram>,
     in_flight: Family<Subscription, Gauge>,
     retrying: Family<Subscription, Gauge>,
+    concurrency: Family<Subscription, Gauge>,
+    unavailable: Family<Subscription, Gauge>,
     expired: Family<Subscription, Counter>,
     rebalances: Family<Subscription, Counter>,
     commit_failures: Family<Subscription, Counter>,
@@ -77,6 +79,8 @@ impl Metrics {
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
             retrying: Family::default(),
+            concurrency: Family::default(),
+            unavailable: Family::default(),
             expired: Family::default(),
             rebalances: Family::default(),
             commit_failures: Family::default(),
@@ -106,6 +110,16 @@ impl Metrics {
             "fanout_subscription_retrying",
             "Events waiting for a retry",
             metrics.retrying.clone(),
+        );
+        registry.register(
+            "fanout_subscription_concurrency",
+            "Requests that may be under way at once: what the endpoint was found to take, at most maxInFlight",
+            metrics.concurrency.clone(),
+        );
+        registry.register(
+            "fanout_endpoint_unavailable",
+            "1 while the endpoint is taken for down: only probes go to it, and no attempt counts",
+            metrics.unavailable.clone(),
         );
         registry.register(
             "fanout_subscription_expired_offsets",
@@ -168,6 +182,7 @@ pub(crate) fn sample() -> Result<String, std::fmt::Error> {
         series.event(outcome);
     }
     series.held(0, 0);
+    series.endpoint(0, false);
     series.expired(0);
     series.rebalance();
     series.commit_failure();
@@ -209,6 +224,17 @@ impl Series {
             .retrying
             .get_or_create(&self.labels)
             .set(count(retrying));
+    }
+
+    pub(crate) fn endpoint(&self, concurrency: u32, is_unavailable: bool) {
+        self.metrics
+            .concurrency
+            .get_or_create(&self.labels)
+            .set(concurrency.into());
+        self.metrics
+            .unavailable
+            .get_or_create(&self.labels)
+            .set(is_unavailable.into());
     }
 
     pub(crate) fn expired(&self, offsets: i64) {
@@ -259,6 +285,8 @@ impl Drop for Series {
         metrics.duration.remove(&self.labels);
         metrics.in_flight.remove(&self.labels);
         metrics.retrying.remove(&self.labels);
+        metrics.concurrency.remove(&self.labels);
+        metrics.unavailable.remove(&self.labels);
         metrics.expired.remove(&self.labels);
         metrics.rebalances.remove(&self.labels);
         metrics.commit_failures.remove(&self.labels);

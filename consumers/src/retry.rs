@@ -15,8 +15,10 @@ pub(crate) enum Next {
 /// What is known of a failed event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
-    /// Attempts that counted so far, this one included.
+    /// Attempts that counted so far, this one included if it does.
     pub attempts: u32,
+    /// Attempts made in a row, counted or not: what the delay grows with.
+    pub tries: u32,
     /// Fewer attempts than the policy grants, where the answer makes success unlikely.
     pub at_most: Option<u32>,
     /// Time since the first attempt began.
@@ -37,7 +39,7 @@ pub(crate) fn next(policy: &Retry, failure: Failure, unit: f64) -> Next {
     }
     let initial = Duration::from_millis(policy.initial_backoff_milliseconds.into());
     let longest = Duration::from_secs(policy.max_backoff_seconds.into());
-    let doublings = failure.attempts.saturating_sub(1).min(31);
+    let doublings = failure.tries.saturating_sub(1).min(31);
     let step = initial.saturating_mul(1 << doublings).min(longest);
     Next::After(step.mul_f64(0.5 + unit / 2.0).min(left))
 }
@@ -57,6 +59,7 @@ mod tests {
     fn after(attempts: u32, age: u64, unit: f64) -> Next {
         let failure = Failure {
             attempts,
+            tries: attempts,
             at_most: None,
             age: Duration::from_secs(age),
         };
@@ -96,6 +99,7 @@ mod tests {
         let few = |attempts, max_attempts| {
             let failure = Failure {
                 attempts,
+                tries: attempts,
                 at_most: Some(3),
                 age: Duration::ZERO,
             };
@@ -121,7 +125,7 @@ mod tests {
                 max_backoff_seconds: longest,
                 max_age_seconds: max_age,
             };
-            let failure = Failure { attempts, at_most: None, age: Duration::from_secs(age.into()) };
+            let failure = Failure { attempts, tries: attempts, at_most: None, age: Duration::from_secs(age.into()) };
             match next(&policy, failure, unit) {
                 Next::After(delay) => {
                     prop_assert!(delay <= Duration::from_secs(longest.into()));

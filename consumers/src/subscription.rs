@@ -9,13 +9,17 @@
 mod assignment;
 mod begin;
 mod delivery;
+mod judge;
 mod report;
 mod session;
 
+use crate::breaker::{Breaker, Place};
+use crate::concurrency::Concurrency;
 use crate::dead_letter::DeadLetters;
 use crate::metrics::Series;
 use crate::settings::{Connection, Settings};
 use crate::source::{Source, Trouble};
+use crate::verdict::Failure;
 use fanout_contract::consumer::{SubscriptionStatus, Totals};
 use fanout_runtime::backoff::Backoff;
 use report::Rate;
@@ -148,6 +152,19 @@ struct Endpoint {
     failure: Option<String>,
     /// The dead letter topic refused the last event it was given.
     dead_letters_refused: bool,
+    /// Is it down?
+    breaker: Breaker,
+    /// Requests it takes at once.
+    concurrency: Concurrency,
+    /// The event that was tried enough, where the subscription stops then.
+    exhausted: Option<Exhausted>,
+}
+
+/// An event that was tried enough.
+#[derive(Clone, Copy, Debug)]
+struct Exhausted {
+    place: Place,
+    reason: Failure,
 }
 
 impl Subscription {
@@ -266,6 +283,10 @@ impl Subscription {
         let resumed = former.config.resume != self.settings.config.resume;
         if resumed {
             self.anew.clone_from(&self.out_of_range);
+        }
+        let (before, now) = (&former.config.delivery, &self.settings.config.delivery);
+        if before.on_exhausted != now.on_exhausted {
+            self.endpoint.exhausted = None;
         }
         if !same_sink || resumed {
             self.endpoint = Endpoint {

@@ -41,6 +41,8 @@ pub(crate) enum Failure {
     Dns,
     /// No connection.
     Connect,
+    /// The TLS handshake failed.
+    Tls,
     /// The connection broke before there was an answer.
     Broken,
     /// The event is no CloudEvent.
@@ -50,6 +52,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// No connection came about: no event can be at fault.
+    pub(crate) const fn is_unreachable(self) -> bool {
+        matches!(self, Self::Dns | Self::Connect | Self::Tls)
+    }
+
+    /// The endpoint has too much to do: fewer requests at once may help.
+    pub(crate) const fn is_overload(self) -> bool {
+        matches!(self, Self::Timeout | Self::Status(429 | 502 | 503 | 504))
+    }
+
     /// Reason class for the dead letter header, CamelCase.
     pub(crate) const fn class(self) -> &'static str {
         match self {
@@ -57,6 +69,7 @@ impl Failure {
             Self::Timeout => "Timeout",
             Self::Dns => "DnsFailed",
             Self::Connect => "ConnectFailed",
+            Self::Tls => "TlsFailed",
             Self::Broken => "ConnectionBroken",
             Self::Undecodable => "NotACloudEvent",
             Self::Unencodable => "Unencodable",

@@ -125,6 +125,32 @@ pub struct Delivery {
     pub max_in_flight: u32,
     /// Retries.
     pub retry: Retry,
+    /// HTTP statuses after which an event is not tried again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub non_retryable: Vec<u16>,
+    /// What becomes of an event that was tried enough.
+    #[serde(default, skip_serializing_if = "OnExhausted::is_default")]
+    pub on_exhausted: OnExhausted,
+}
+
+/// What becomes of an event that was tried enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnExhausted {
+    /// It goes to the dead letter topic, and its key goes on.
+    #[default]
+    DeadLetter,
+    /// It stays, and the subscription stops until a human acts.
+    Pause,
+}
+
+impl OnExhausted {
+    #[expect(
+        clippy::trivially_copy_pass_by_ref,
+        reason = "serde passes a reference"
+    )]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Order of deliveries.
@@ -184,6 +210,12 @@ pub struct SubscriptionStatus {
     pub in_flight: u32,
     /// Events waiting for a retry.
     pub retrying: u32,
+    /// Whether the endpoint is taken for down.
+    #[serde(default)]
+    pub breaker: BreakerState,
+    /// Requests that may be under way at once now: what the endpoint was found to take, within the configured number.
+    #[serde(default)]
+    pub concurrency: u32,
     /// Events completed per second (delivered, filtered out or dead-lettered), a moving average.
     pub rate_per_second: f64,
     /// Since the process started.
@@ -202,6 +234,18 @@ pub enum SubscriptionState {
     Suspended,
     /// Stopped until a human acts.
     Stopped,
+}
+
+/// What a subscription thinks of its endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BreakerState {
+    /// It works, or single events fail.
+    #[default]
+    Closed,
+    /// It is down: nothing is sent but a probe from time to time, and no attempt counts.
+    Open,
+    /// It came back: more and more is sent.
+    HalfOpen,
 }
 
 /// Why a subscription does not run or does not get through.
@@ -234,6 +278,10 @@ pub enum StopReason {
     DeadLettersRefused,
     /// The last attempts failed.
     DeliveryFailing,
+    /// The endpoint is down: deliveries wait, and no attempt counts.
+    EndpointUnavailable,
+    /// An event was tried enough, and the subscription is to stop then.
+    DeliveryExhausted,
     /// Too much finished beyond the committed prefix.
     PrefixFull,
 }

@@ -160,6 +160,33 @@ pub struct Delivery {
     /// What happens after a failed attempt.
     #[serde(default)]
     pub retry: Retry,
+    /// HTTP statuses by which the endpoint refuses an event for good: it is not tried again. They come before what the
+    /// status means otherwise (410 stops the Subscription; 400, 401, 403, 405, 413, 415 and 422 are tried three times).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64), inner(range(min = 300, max = 599)), transform = describe_status)]
+    #[x_kube(merge_strategy = ListMerge::Set)]
+    pub non_retryable: Vec<i32>,
+    /// What becomes of an event that was tried enough, or that can't be delivered at all. DeadLetter: it goes to the dead
+    /// letter topic, and its key goes on. Pause: the Subscription stops, and tries it again once the annotation
+    /// `fanout.dev/resume` is changed.
+    #[serde(default)]
+    pub on_exhausted: OnExhausted,
+}
+
+fn describe_status(list: &mut schemars::Schema) {
+    if let Some(status) = list.pointer_mut("/items") {
+        status["description"] = "HTTP status.".into();
+    }
+}
+
+/// What becomes of an event that was tried enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum OnExhausted {
+    /// It goes to the dead letter topic.
+    #[default]
+    DeadLetter,
+    /// The Subscription stops.
+    Pause,
 }
 
 impl Default for Delivery {
@@ -168,6 +195,8 @@ impl Default for Delivery {
             ordering: Ordering::default(),
             max_in_flight: default_max_in_flight(),
             retry: Retry::default(),
+            non_retryable: Vec::new(),
+            on_exhausted: OnExhausted::default(),
         }
     }
 }
@@ -186,8 +215,8 @@ pub enum Ordering {
     None,
 }
 
-/// What happens after a failed attempt. An event goes to the dead letter topic after maxAttempts or maxAgeSeconds,
-/// whichever comes first.
+/// What happens after a failed attempt. An event was tried enough after maxAttempts or maxAgeSeconds, whichever comes
+/// first. Attempts do not count while the endpoint is down: when no connection comes about, or when nothing succeeds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("self.maxBackoffSeconds * 1000 >= self.initialBackoffMilliseconds")

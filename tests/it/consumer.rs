@@ -5,6 +5,7 @@ mod delivery;
 mod endpoint;
 mod faults;
 pub(crate) mod log;
+mod outage;
 mod positions;
 mod retention;
 mod sharing;

@@ -5,7 +5,7 @@ use crate::produced::MARK;
 use crate::services::RECEIVER_RANGE;
 use crate::{PARTITIONS, Sandbox};
 use fanout_contract::consumer::{
-    ConsumerConfig, Delivery, Egress, KafkaSource, Ordering, Retry, Sink, StartOffset,
+    ConsumerConfig, Delivery, Egress, KafkaSource, OnExhausted, Ordering, Retry, Sink, StartOffset,
     SubscriptionConfig, WebhookConfig,
 };
 use fanout_contract::kafka::{Kafka, KafkaAuth};
@@ -103,6 +103,8 @@ impl Sandbox {
                     max_backoff_seconds: 1,
                     max_age_seconds: 600,
                 },
+                non_retryable: Vec::new(),
+                on_exhausted: OnExhausted::DeadLetter,
             },
             start_offsets: (0..PARTITIONS)
                 .map(|partition| StartOffset {

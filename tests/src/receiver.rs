@@ -147,10 +147,15 @@ impl std::fmt::Debug for Shared {
 impl Receiver {
     /// Starts an endpoint that records under `name` in the sandbox's database.
     pub async fn start(sandbox: &Sandbox, name: &str, behaviour: Behaviour) -> Self {
+        Self::start_at(sandbox, name, behaviour, 0).await
+    }
+
+    /// Starts an endpoint at a port that nobody else takes; 0: any.
+    pub async fn start_at(sandbox: &Sandbox, name: &str, behaviour: Behaviour, port: u16) -> Self {
         let address = tokio::task::spawn_blocking(receiver_address)
             .await
             .expect("the receivers' address can be used");
-        let listener = TcpListener::bind((address, 0))
+        let listener = TcpListener::bind((address, port))
             .await
             .expect("a free port is left");
         let port = listener.local_addr().expect("it is bound").port();

@@ -78,14 +78,68 @@ fn bytes_under_way_are_bounded_and_a_larger_event_goes_alone() {
 }
 
 #[test]
-fn what_is_put_back_comes_first_again() {
+fn what_is_put_back_is_still_the_first_of_its_key_and_lets_others_go_before() {
     let (mut queues, now) = (queues(), Instant::now());
     let id = queues.push(0, Some(b"a"), 1, 1);
     queues.push(0, Some(b"a"), 1, 2);
+    queues.push(0, Some(b"b"), 1, 3);
     assert_eq!(queues.start(now), Some(id));
     queues.put_back(id);
     assert_eq!(queues.under_way(), 0);
-    assert_eq!(queues.start(now), Some(id));
+    assert!(!queues.is_under_way(id));
+    assert_eq!(started(&mut queues, now), [3, 1]);
+}
+
+/// A key with a long queue has its turn once all others had theirs.
+#[test]
+fn keys_take_turns() {
+    let (mut queues, now) = (queues(), Instant::now());
+    queues.set_limits(Limits {
+        in_flight: 1,
+        ..LIMITS
+    });
+    for item in 0..10 {
+        queues.push(0, Some(b"hot"), 1, item);
+    }
+    for (key, item) in [(b"a", 100), (b"a", 101), (b"b", 200), (b"b", 201)] {
+        queues.push(1, Some(key), 1, item);
+    }
+    let mut order = Vec::new();
+    while let Some(id) = queues.start(now) {
+        order.extend(queues.finish(id));
+    }
+    assert_eq!(
+        order,
+        [0, 100, 200, 1, 101, 201, 2, 3, 4, 5, 6, 7, 8, 9],
+        "one of each key in turn"
+    );
+}
+
+#[test]
+fn what_is_preferred_goes_first_and_everything_goes_in_the_end() {
+    let (mut queues, now) = (queues(), Instant::now());
+    for item in 1..=3 {
+        queues.push(0, None, 1, item);
+    }
+    let mut order = Vec::new();
+    while let Some(id) = queues.start_preferred(now, |item| *item == 2) {
+        order.extend(queues.finish(id));
+    }
+    assert_eq!(order, [2, 1, 3]);
+}
+
+#[test]
+fn only_what_is_chosen_wakes_early() {
+    let (mut queues, now) = (queues(), Instant::now());
+    for item in 1..=2 {
+        queues.push(0, None, 1, item);
+    }
+    while let Some(id) = queues.start(now) {
+        queues.retry(id, now + Duration::from_secs(5));
+    }
+    queues.wake_early(|item| *item == 2);
+    assert_eq!(started(&mut queues, now), [2]);
+    assert_eq!(started(&mut queues, now + Duration::from_secs(5)), [1]);
 }
 
 #[test]

@@ -105,8 +105,13 @@ impl Webhook {
         )
     }
 
-    /// Makes one attempt.
-    pub(crate) async fn deliver(&self, event: &Event, attributes: &Attributes) -> Verdict {
+    /// Makes one attempt. `final_statuses` are those that refuse an event for good.
+    pub(crate) async fn deliver(
+        &self,
+        event: &Event,
+        attributes: &Attributes,
+        final_statuses: &[u16],
+    ) -> Verdict {
         let now = SystemTime::now();
         let timestamp = now
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -114,7 +119,10 @@ impl Webhook {
             .as_secs();
         let id = delivery_id(&attributes.id, &self.namespace, &self.subscription);
         match encode(event, attributes, &id, &self.signer, timestamp) {
-            Ok(request) => classify(&self.post(request).await, SystemTime::now()),
+            Ok(request) => {
+                let answer = self.post(request).await;
+                classify(&answer, final_statuses, SystemTime::now())
+            }
             Err(failure) => Verdict::Reject(failure),
         }
     }
@@ -156,6 +164,7 @@ fn nothing(error: &reqwest::Error) -> Nothing {
         match error.downcast_ref::<LookupError>() {
             Some(LookupError::Refused(_)) => return Nothing::Refused,
             Some(LookupError::Failed) => return Nothing::Dns,
+            None if is_tls(error) => return Nothing::Tls,
             None => cause = error.source(),
         }
     }
@@ -166,6 +175,15 @@ fn nothing(error: &reqwest::Error) -> Nothing {
     } else {
         Nothing::Broken
     }
+}
+
+/// Is it the handshake's error? I/O errors carry it, and do not name it as their source.
+fn is_tls(error: &(dyn Error + 'static)) -> bool {
+    let carried = error
+        .downcast_ref::<std::io::Error>()
+        .and_then(std::io::Error::get_ref);
+    error.is::<rustls::Error>()
+        || carried.is_some_and(<dyn Error + Send + Sync>::is::<rustls::Error>)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Events on their way: filtered, delivered, retried, dead-lettered.
+//! Events on their way: fetched, filtered, started.
 
+use super::Subscription;
+use super::judge::ADMISSION;
 use super::session::{Ended, Session};
-use super::{Subscription, report};
-use crate::dead_letter::History;
+use crate::breaker::{Gate, PROBED};
 use crate::event::Event;
 use crate::key_queues::Id;
-use crate::metrics::{Attempt, Outcome};
-use crate::retry;
+use crate::metrics::Outcome;
 use crate::source::{self, Next};
 use crate::verdict::{Failure, Verdict};
 use fanout_contract::consumer::Ordering;
@@ -19,10 +19,6 @@ use tokio::task::{AbortHandle, JoinSet};
 /// Records taken in one turn, and of one partition at a time.
 const BATCH: usize = 256;
 const CHUNK: usize = 32;
-/// Wait before a dead letter that the broker refused is sent again.
-const DEAD_LETTER_RETRY: Duration = Duration::from_secs(5);
-/// Wait before the guard is asked again about an endpoint it refused.
-const ADMISSION: Duration = Duration::from_secs(30);
 /// What was read of a partition may be finished for so long before later records are read from where the log begins now.
 const OUT_OF_RANGE: Duration = Duration::from_mins(1);
 /// Payloads above this are judged by the filter where blocking is allowed.
@@ -31,30 +27,54 @@ const LARGE: usize = 16 << 10;
 /// An event and what was tried.
 #[derive(Debug)]
 pub(super) struct Held {
-    event: Arc<Event>,
-    stage: Stage,
+    pub(super) event: Arc<Event>,
+    pub(super) stage: Stage,
     /// Version of the settings whose filter let it pass.
     version: u64,
-    attempts: u32,
-    first: Option<(Instant, SystemTime)>,
-    last: Option<SystemTime>,
+    pub(super) tried: Tried,
+}
+
+/// Attempts of one event.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tried {
+    /// Those that count.
+    pub(super) attempts: u32,
+    /// All in a row, for the delay to the next.
+    pub(super) tries: u32,
+    /// Run of failures that the last ones belong to, and how many of `attempts` do.
+    pub(super) run: (u64, u32),
+    /// Successes of the subscription when it last failed.
+    pub(super) successes: Option<u64>,
+    /// It failed, others succeeded, and it failed again.
+    pub(super) is_suspect: bool,
+    pub(super) first: Option<(Instant, SystemTime)>,
+    pub(super) last: Option<SystemTime>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Stage {
+pub(super) enum Stage {
     Deliver,
     DeadLetter(Failure),
 }
 
 /// Something under way that ended.
 pub(super) struct Done {
-    id: Id,
-    result: Finished,
+    pub(super) id: Id,
+    pub(super) result: Finished,
 }
 
-enum Finished {
-    Attempt(Verdict, Duration),
+pub(super) enum Finished {
+    Attempt(Attempted),
     DeadLetter(KafkaResult<()>),
+}
+
+/// An attempt that ended.
+pub(super) struct Attempted {
+    pub(super) verdict: Verdict,
+    pub(super) began: Instant,
+    pub(super) took: Duration,
+    /// Run of failures it began in.
+    pub(super) run: u64,
 }
 
 /// What is under way.
@@ -65,7 +85,7 @@ pub(super) struct Deliveries {
 }
 
 impl Deliveries {
-    fn spawn(&mut self, id: Id, task: impl Future<Output = Done> + Send + 'static) {
+    pub(super) fn spawn(&mut self, id: Id, task: impl Future<Output = Done> + Send + 'static) {
         let handle = self.tasks.spawn(task);
         self.handles.insert(id, handle);
     }
@@ -214,172 +234,112 @@ impl Session<'_> {
         let held = Held {
             stage,
             version: self.subscription.version,
-            attempts: 0,
-            first: None,
-            last: None,
+            tried: Tried::default(),
             event: Arc::new(event),
         };
         let (number, bytes) = (held.event.partition, held.event.bytes());
         self.queues.push(number, key.as_deref(), bytes, held);
     }
 
+    /// Should records be taken? While the endpoint is down a few are held to ask it with, and the rest stays in the log.
+    pub(super) fn wants_more(&self) -> bool {
+        self.subscription.endpoint.breaker.is_open().is_none() || self.queues.len() < PROBED
+    }
+
     /// Starts everything that may start.
     pub(super) fn start(&mut self, now: Instant) {
+        self.queues.wake(now);
         let endpoint = &mut self.subscription.endpoint;
         if endpoint.paused.is_some_and(|until| now < until) {
             return;
         }
         endpoint.paused = None;
-        while let Some(id) = self.queues.start(now) {
-            self.launch(id, now);
+        if let Some(probe) = endpoint.breaker.probe()
+            && !self.queues.is_under_way(probe)
+        {
+            // Its partition was given back.
+            endpoint.breaker.forget_probe();
+        }
+        let gate = endpoint.breaker.gate(now);
+        self.queues.set_limits(self.subscription.limits(gate));
+        match gate {
+            Gate::Shut => {}
+            Gate::Probe => self.probe(now),
+            Gate::Open | Gate::Ramp(_) => {
+                while let Some(id) = self.queues.start(now) {
+                    self.launch(id, now);
+                    if !self.subscription.is_open() {
+                        return;
+                    }
+                }
+            }
         }
     }
 
-    fn launch(&mut self, id: Id, now: Instant) {
+    /// Starts one delivery, and what does not go to the endpoint. An event that was never tried says more than one that
+    /// failed before, perhaps by itself.
+    fn probe(&mut self, now: Instant) {
+        let untried = |held: &Held| held.tried.first.is_none();
+        while let Some(id) = self.queues.start_preferred(now, untried) {
+            if self.launch(id, now) {
+                return self.subscription.endpoint.breaker.probing(id);
+            }
+            if !self.subscription.is_open() {
+                return;
+            }
+        }
+    }
+
+    /// True when a request is on its way.
+    fn launch(&mut self, id: Id, now: Instant) -> bool {
         let Some(held) = self.queues.get_mut(id) else {
-            return;
+            return false;
         };
         if let Stage::DeadLetter(reason) = held.stage {
-            return self.dead_letter(id, reason);
+            self.give_up(id, reason);
+            return false;
         }
         if held.version != self.subscription.version {
             held.version = self.subscription.version;
             // Settings changed while it waited: the new filter decides.
-            if held.attempts == 0
+            if held.tried.attempts == 0
                 && let Some(outcome) = self.subscription.mismatch(&held.event)
             {
-                return self.complete(id, outcome);
+                self.complete(id, outcome);
+                return false;
             }
         }
         let Ok(sink) = &self.subscription.settings.sink else {
-            return self.queues.put_back(id);
+            self.queues.put_back(id);
+            return false;
         };
-        held.first.get_or_insert_with(|| (now, SystemTime::now()));
-        held.last = Some(SystemTime::now());
+        let time = SystemTime::now();
+        held.tried.first.get_or_insert((now, time));
+        held.tried.last = Some(time);
+        let run = self.subscription.endpoint.breaker.number();
         let (sink, event) = (Arc::clone(sink), Arc::clone(&held.event));
+        let settings = Arc::clone(&self.subscription.settings);
         self.deliveries.spawn(id, async move {
-            let begin = Instant::now();
+            let began = Instant::now();
             let verdict = match &event.attributes {
-                Ok(attributes) => sink.deliver(&event, attributes).await,
+                Ok(attributes) => {
+                    let final_statuses = &settings.config.delivery.non_retryable;
+                    sink.deliver(&event, attributes, final_statuses).await
+                }
                 Err(_) => Verdict::Reject(Failure::Undecodable),
             };
+            let took = began.elapsed();
             Done {
                 id,
-                result: Finished::Attempt(verdict, begin.elapsed()),
+                result: Finished::Attempt(Attempted {
+                    verdict,
+                    began,
+                    took,
+                    run,
+                }),
             }
         });
-    }
-
-    /// Something under way ended.
-    pub(super) fn done(&mut self, done: Done, now: Instant) {
-        match done.result {
-            Finished::Attempt(verdict, took) => self.judge(done.id, &verdict, took, now),
-            Finished::DeadLetter(Ok(())) => {
-                self.subscription.endpoint.dead_letters_refused = false;
-                self.complete(done.id, Outcome::DeadLettered);
-            }
-            Finished::DeadLetter(Err(error)) => {
-                let name = &self.subscription.settings.config.name;
-                tracing::error!(subscription = name, %error, "the dead letter topic does not take an event");
-                self.subscription.endpoint.dead_letters_refused = true;
-                self.queues.retry(done.id, now + DEAD_LETTER_RETRY);
-            }
-        }
-    }
-
-    fn judge(&mut self, id: Id, verdict: &Verdict, took: Duration, now: Instant) {
-        let Some(held) = self.queues.get_mut(id) else {
-            return;
-        };
-        let releasing = self.assignment.is_draining(held.event.partition) || self.is_ending();
-        self.subscription.attempted(verdict, took);
-        if *verdict == Verdict::Delivered {
-            return self.complete(id, Outcome::Delivered);
-        }
-        if releasing {
-            // Whoever reads it next begins anew: giving partitions up costs no event an attempt.
-            return drop(self.queues.finish(id));
-        }
-        let Some(held) = self.queues.get_mut(id) else {
-            return;
-        };
-        let age = held
-            .first
-            .map_or(Duration::ZERO, |(first, _)| now.duration_since(first));
-        let policy = &self.subscription.settings.config.delivery.retry;
-        match *verdict {
-            Verdict::Delivered => {}
-            Verdict::Retry { reason, at_most } => {
-                held.attempts += 1;
-                let failure = retry::Failure {
-                    attempts: held.attempts,
-                    at_most,
-                    age,
-                };
-                match retry::next(policy, failure, rand::random()) {
-                    retry::Next::After(delay) => self.queues.retry(id, now + delay),
-                    retry::Next::Exhausted => self.dead_letter(id, reason),
-                }
-            }
-            Verdict::Pause { reason, after } => {
-                let paused = &mut self.subscription.endpoint.paused;
-                *paused = Some(now + after).max(*paused);
-                if age >= Duration::from_secs(policy.max_age_seconds.into()) {
-                    held.attempts += 1;
-                    return self.dead_letter(id, reason);
-                }
-                self.queues.put_back(id);
-            }
-            Verdict::Gone => {
-                self.subscription.endpoint.gone = true;
-                self.queues.put_back(id);
-            }
-            Verdict::Refused => {
-                self.subscription.endpoint.refused = Some(now + ADMISSION);
-                self.queues.put_back(id);
-            }
-            Verdict::Reject(reason) => {
-                held.attempts += 1;
-                self.dead_letter(id, reason);
-            }
-        }
-    }
-
-    /// Sends an event under way to the dead letter topic. It blocks its key until the broker has it.
-    fn dead_letter(&mut self, id: Id, reason: Failure) {
-        let Some(held) = self.queues.get_mut(id) else {
-            return;
-        };
-        held.stage = Stage::DeadLetter(reason);
-        let history = History {
-            reason,
-            attempts: held.attempts,
-            first: held.first.map(|(_, time)| time),
-            last: held.last,
-        };
-        let (worker, event) = (
-            Arc::clone(&self.subscription.worker),
-            Arc::clone(&held.event),
-        );
-        let name = self.subscription.settings.config.name.clone();
-        self.deliveries.spawn(id, async move {
-            let sent = worker.dead_letters.send(&event, &name, history).await;
-            Done {
-                id,
-                result: Finished::DeadLetter(sent),
-            }
-        });
-    }
-
-    /// An event is over: its offset may be passed.
-    fn complete(&mut self, id: Id, outcome: Outcome) {
-        let Some(held) = self.queues.finish(id) else {
-            return;
-        };
-        if let Some(partition) = self.assignment.partitions.get_mut(&held.event.partition) {
-            partition.offsets.finish(held.event.offset);
-        }
-        self.subscription.finished(outcome);
+        true
     }
 
     /// Asks the guard again about an endpoint it refused.
@@ -427,34 +387,5 @@ impl Subscription {
             Ok(false) => Some(Outcome::Filtered),
             Err(_) => Some(Outcome::FilterError),
         }
-    }
-
-    fn finished(&mut self, outcome: Outcome) {
-        self.series.event(outcome);
-        self.rate.count();
-        let totals = &mut self.totals;
-        let counter = match outcome {
-            Outcome::Delivered => &mut totals.delivered,
-            Outcome::Filtered => &mut totals.filtered,
-            Outcome::FilterError => &mut totals.filter_errors,
-            Outcome::DeadLettered => &mut totals.dead_lettered,
-        };
-        *counter += 1;
-    }
-
-    fn attempted(&mut self, verdict: &Verdict, took: Duration) {
-        let (outcome, failure) = match verdict {
-            Verdict::Delivered => (Attempt::Delivered, None),
-            Verdict::Retry { reason, .. } | Verdict::Reject(reason) => {
-                (Attempt::Failed, Some(reason.to_string()))
-            }
-            Verdict::Pause { reason, .. } => (Attempt::Paused, Some(reason.to_string())),
-            Verdict::Gone => (Attempt::Gone, Some(Failure::Status(410).to_string())),
-            Verdict::Refused => (Attempt::Refused, Some(report::REFUSED.to_owned())),
-        };
-        self.series.attempt(outcome, took);
-        self.totals.failed_attempts += u64::from(failure.is_some());
-        self.endpoint.delivering = Some(failure.is_none());
-        self.endpoint.failure = failure;
     }
 }

@@ -2,9 +2,11 @@
 
 use super::session::Session;
 use super::{EXPIRED_SHOWN, Subscription};
+use crate::breaker::Gate;
 use crate::key_queues::KeyQueues;
 use fanout_contract::consumer::{
-    PartitionStatus, StopReason, SubscriptionConfig, SubscriptionState, SubscriptionStatus,
+    BreakerState, PartitionStatus, StopReason, SubscriptionConfig, SubscriptionState,
+    SubscriptionStatus,
 };
 use jiff::Timestamp;
 use std::time::{Duration, Instant};
@@ -61,7 +63,8 @@ pub(super) struct View {
     in_flight: u32,
     retrying: u32,
     missing: Vec<i32>,
-    full: bool,
+    /// The first partition that is not read for what finished beyond its prefix.
+    full: Option<i32>,
 }
 
 impl Session<'_> {
@@ -88,8 +91,9 @@ impl Session<'_> {
             full: self
                 .assignment
                 .partitions
-                .values()
-                .any(|partition| !partition.offsets.has_room()),
+                .iter()
+                .find(|(_, partition)| !partition.offsets.has_room())
+                .map(|(number, _)| *number),
         }
     }
 }
@@ -126,7 +130,38 @@ impl Subscription {
                 "the endpoint's name has an address that is refused; checked again every 30 s";
             return Some((StopReason::AddressRefused, message.to_owned()));
         }
+        if let Some(exhausted) = &self.endpoint.exhausted {
+            let ((partition, offset), reason) = (exhausted.place, exhausted.reason);
+            let message = format!(
+                "the event at offset {offset} of partition {partition} was tried enough: {reason}; mend the endpoint, then change \
+                 the annotation fanout.dev/resume to try it again, or set spec.delivery.onExhausted to DeadLetter to go on past it"
+            );
+            return Some((StopReason::DeliveryExhausted, message));
+        }
         None
+    }
+
+    /// Requests that may be under way at once.
+    pub(super) fn concurrency(&self, now: Instant) -> u32 {
+        let most = self.settings.config.delivery.max_in_flight;
+        let found = self.endpoint.concurrency.limit(most);
+        match self.endpoint.breaker.gate(now) {
+            Gate::Open => found,
+            Gate::Ramp(ramp) => found.min(ramp),
+            Gate::Probe | Gate::Shut => 1,
+        }
+    }
+
+    /// The breaker as it is reported.
+    fn breaker(&self) -> BreakerState {
+        let breaker = &self.endpoint.breaker;
+        if breaker.is_open().is_some() {
+            BreakerState::Open
+        } else if breaker.is_half_open() {
+            BreakerState::HalfOpen
+        } else {
+            BreakerState::Closed
+        }
     }
 
     /// The report at `now`.
@@ -153,6 +188,8 @@ impl Subscription {
             delivering: self.endpoint.delivering,
             rate_per_second: self.rate.at(now),
             totals: self.totals,
+            breaker: self.breaker(),
+            concurrency: self.concurrency(now),
             ..starting(&self.settings.config)
         };
         if let Some(view) = view {
@@ -197,11 +234,21 @@ impl Subscription {
             let message = "the dead letter topic does not take an event; grant Write on it to the principal of the FanoutTopic's spec.broker.kafka.consumerAuth (auth where that is absent)";
             return Some((StopReason::DeadLettersRefused, message.to_owned()));
         }
-        let failure = self.endpoint.failure.as_ref()?;
-        if view.is_some_and(|view| view.full) {
-            let message = format!("an event blocks its partition's position: {failure}");
+        if let Some(cause) = self.endpoint.breaker.is_open() {
+            let message = format!(
+                "nothing gets through: {cause}; deliveries wait, no attempt counts, and the endpoint is asked at least every 30 s"
+            );
+            return Some((StopReason::EndpointUnavailable, message));
+        }
+        if let Some(partition) = view.and_then(|view| view.full) {
+            let message = format!(
+                "16384 offsets beyond an event of partition {partition} that is not over are finished, no more are read; last \
+                 failure: {}",
+                self.endpoint.failure.as_deref().unwrap_or("none")
+            );
             return Some((StopReason::PrefixFull, message));
         }
+        let failure = self.endpoint.failure.as_ref()?;
         let message = format!("the last attempt failed: {failure}");
         Some((StopReason::DeliveryFailing, message))
     }

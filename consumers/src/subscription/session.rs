@@ -3,6 +3,7 @@
 use super::assignment::{Assignment, Step};
 use super::delivery::Deliveries;
 use super::{Subscription, Versioned};
+use crate::breaker::Gate;
 use crate::key_queues::{KeyQueues, Limits};
 use crate::source::{Signal, Source};
 use futures::future::BoxFuture;
@@ -60,7 +61,7 @@ pub(super) struct Session<'s> {
 impl<'s> Session<'s> {
     pub(super) fn new(subscription: &'s mut Subscription, source: Source, now: Instant) -> Self {
         Self {
-            queues: KeyQueues::new(limits(subscription)),
+            queues: KeyQueues::new(subscription.limits(Gate::Open)),
             subscription,
             source,
             deliveries: Deliveries::default(),
@@ -121,7 +122,9 @@ impl<'s> Session<'s> {
         if self.ending.is_none() {
             self.ask(now);
             if self.subscription.is_open() {
-                self.fetch(now);
+                if self.wants_more() {
+                    self.fetch(now);
+                }
                 self.start(now);
             }
             self.reposition(now);
@@ -130,9 +133,14 @@ impl<'s> Session<'s> {
         self.subscription.shared.turned(now);
         let status = self.subscription.status(now, Some(&self.view(now)));
         self.subscription.shared.report(status);
-        self.subscription
+        let subscription = &self.subscription;
+        subscription
             .series
             .held(self.queues.under_way(), self.queues.waiting());
+        subscription.series.endpoint(
+            subscription.concurrency(now),
+            subscription.endpoint.breaker.is_open().is_some(),
+        );
     }
 
     fn signal(&mut self, signal: Signal, now: Instant) {
@@ -230,7 +238,6 @@ impl<'s> Session<'s> {
 
     fn apply(&mut self, new: Versioned) {
         self.subscription.apply(new);
-        self.queues.set_limits(limits(self.subscription));
         let starts = &self.subscription.settings.config.start_offsets;
         let waits = self.assignment.waits_for(starts, &self.subscription.anew);
         if waits && self.ending.is_none() {
@@ -255,14 +262,24 @@ impl<'s> Session<'s> {
     }
 }
 
-fn limits(subscription: &Subscription) -> Limits {
-    let in_flight = subscription.settings.config.delivery.max_in_flight.max(1);
-    let in_flight = usize::try_from(in_flight).unwrap_or(usize::MAX);
-    Limits {
-        in_flight,
-        in_flight_bytes: IN_FLIGHT_BYTES,
-        held: HELD.max(in_flight.saturating_mul(2)),
-        held_bytes: HELD_BYTES,
+impl Subscription {
+    /// Bounds of its queues, as far as `gate` lets deliveries go.
+    pub(super) fn limits(&self, gate: Gate) -> Limits {
+        let number = |value: u32| usize::try_from(value).unwrap_or(usize::MAX);
+        let most = self.settings.config.delivery.max_in_flight.max(1);
+        let found = self.endpoint.concurrency.limit(most);
+        let in_flight = match gate {
+            Gate::Ramp(ramp) => found.min(ramp),
+            Gate::Open => found,
+            // Whoever waits for an answer from before does not keep the endpoint from being asked.
+            Gate::Probe | Gate::Shut => most,
+        };
+        Limits {
+            in_flight: number(in_flight),
+            in_flight_bytes: IN_FLIGHT_BYTES,
+            held: HELD.max(number(most).saturating_mul(2)),
+            held_bytes: HELD_BYTES,
+        }
     }
 }
 

@@ -152,6 +152,12 @@ reasons! {
     ENDPOINT_GONE = "EndpointGone", Lasting, SINK, "Ask its owner; then change the annotation fanout.dev/resume, or delete the Subscription.";
     /// The last attempts failed.
     DELIVERY_FAILING = "DeliveryFailing", Lasting, &[READY, DELIVERING], "Mend the endpoint; the message says how it fails.";
+    /// The endpoint is down: no connection comes about, or nothing has succeeded for a while. Deliveries wait, no attempt
+    /// counts, and one request at a time asks whether it is back.
+    ENDPOINT_UNAVAILABLE = "EndpointUnavailable", Lasting, &[READY, DELIVERING], "Mend the endpoint; the message says how it fails.";
+    /// An event was tried enough, and `spec.delivery.onExhausted` is Pause.
+    DELIVERY_EXHAUSTED = "DeliveryExhausted", Lasting, &[READY, STALLED, DELIVERING],
+        "Mend the endpoint, then change the annotation fanout.dev/resume; or set onExhausted to DeadLetter.";
     /// The dead letter topic does not take an event; it is sent again.
     DEAD_LETTERS_REFUSED = "DeadLettersRefused", Lasting, &[READY, DELIVERING],
         "Let the consumers' principal write to the dead letter topic, and see that the topic takes the event's size.";

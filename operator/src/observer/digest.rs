@@ -101,6 +101,8 @@ fn subscription_part(entry: &SubscriptionStatus) -> u64 {
         partitions,
         in_flight: _,
         retrying: _,
+        breaker: _,
+        concurrency: _,
         rate_per_second: _,
         totals: _,
     } = entry;

@@ -26,13 +26,14 @@ pub(super) enum Nothing {
     Timeout,
     Dns,
     Connect,
+    Tls,
     Broken,
     /// The address guard refused the address.
     Refused,
 }
 
-/// The verdict on `answer` at `now`.
-pub(super) fn classify(answer: &Answer, now: SystemTime) -> Verdict {
+/// The verdict on `answer` at `now`. `final_statuses` are those that the subscription takes as an event's refusal.
+pub(super) fn classify(answer: &Answer, final_statuses: &[u16], now: SystemTime) -> Verdict {
     let retry = |reason| Verdict::Retry {
         reason,
         at_most: None,
@@ -42,6 +43,7 @@ pub(super) fn classify(answer: &Answer, now: SystemTime) -> Verdict {
         Answer::Nothing(Nothing::Timeout) => retry(Failure::Timeout),
         Answer::Nothing(Nothing::Dns) => retry(Failure::Dns),
         Answer::Nothing(Nothing::Connect) => retry(Failure::Connect),
+        Answer::Nothing(Nothing::Tls) => retry(Failure::Tls),
         Answer::Nothing(Nothing::Broken) => retry(Failure::Broken),
         Answer::Status {
             status,
@@ -50,6 +52,7 @@ pub(super) fn classify(answer: &Answer, now: SystemTime) -> Verdict {
             let reason = Failure::Status(*status);
             match status {
                 200..=299 => Verdict::Delivered,
+                status if final_statuses.contains(status) => Verdict::Reject(reason),
                 410 => Verdict::Gone,
                 400 | 401 | 403 | 405 | 413 | 415 | 422 => Verdict::Retry {
                     reason,
@@ -96,7 +99,24 @@ mod tests {
             status,
             retry_after: retry_after.map(str::to_owned),
         };
-        classify(&answer, now())
+        classify(&answer, &[], now())
+    }
+
+    #[test]
+    fn a_subscription_says_which_statuses_refuse_an_event_for_good() {
+        let chosen = [400, 404, 410, 429, 500, 200];
+        for status in 100..=599 {
+            let answer = Answer::Status {
+                status,
+                retry_after: Some("5".to_owned()),
+            };
+            let expected = if chosen.contains(&status) && status != 200 {
+                Verdict::Reject(Failure::Status(status))
+            } else {
+                verdict(status, Some("5"))
+            };
+            assert_eq!(classify(&answer, &chosen, now()), expected, "{status}");
+        }
     }
 
     fn retry(status: u16, at_most: Option<u32>) -> Verdict {
@@ -163,16 +183,17 @@ mod tests {
             (Nothing::Timeout, Failure::Timeout),
             (Nothing::Dns, Failure::Dns),
             (Nothing::Connect, Failure::Connect),
+            (Nothing::Tls, Failure::Tls),
             (Nothing::Broken, Failure::Broken),
         ] {
             let expected = Verdict::Retry {
                 reason,
                 at_most: None,
             };
-            assert_eq!(classify(&Answer::Nothing(nothing), now()), expected);
+            assert_eq!(classify(&Answer::Nothing(nothing), &[], now()), expected);
         }
         let refused = Answer::Nothing(Nothing::Refused);
-        assert_eq!(classify(&refused, now()), Verdict::Refused);
+        assert_eq!(classify(&refused, &[], now()), Verdict::Refused);
     }
 
     proptest! {

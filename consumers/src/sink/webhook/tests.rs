@@ -59,7 +59,7 @@ fn webhook(address: SocketAddr, path: &str) -> Webhook {
 
 async fn deliver(webhook: &Webhook) -> Verdict {
     let (event, attributes) = event();
-    webhook.deliver(&event, &attributes).await
+    webhook.deliver(&event, &attributes, &[]).await
 }
 
 fn retry(reason: Failure) -> Verdict {

@@ -253,6 +253,7 @@ const fn needs_human(reason: StopReason) -> bool {
         || matches!(
             reason,
             StopReason::FilterInvalid
+                | StopReason::DeliveryExhausted
                 | StopReason::BrokerAuthenticationFailed
                 | StopReason::BrokerTlsFailed
                 | StopReason::BrokerRefused
@@ -274,6 +275,8 @@ const fn stop_reason(reason: StopReason) -> &'static str {
         StopReason::TopicMissing => reason::TOPIC_NOT_READY,
         StopReason::DeadLettersRefused => reason::DEAD_LETTERS_REFUSED,
         StopReason::DeliveryFailing => reason::DELIVERY_FAILING,
+        StopReason::EndpointUnavailable => reason::ENDPOINT_UNAVAILABLE,
+        StopReason::DeliveryExhausted => reason::DELIVERY_EXHAUSTED,
         StopReason::PrefixFull => reason::PREFIX_FULL,
     }
 }
@@ -357,6 +360,7 @@ fn delivering(reported: &[Seen<'_>]) -> Option<Finding> {
                     || matches!(
                         reason,
                         StopReason::PrefixFull
+                            | StopReason::EndpointUnavailable
                             | StopReason::DeadLettersRefused
                             | StopReason::PositionOutOfRange
                     )

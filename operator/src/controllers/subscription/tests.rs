@@ -239,6 +239,7 @@ fn suspended_is_ready_for_that_reason() {
 #[case(StopReason::AddressRefused, "AddressRefused", "False/AddressRefused")]
 #[case(StopReason::SinkInvalid, "SinkInvalid", "False/SinkInvalid")]
 #[case(StopReason::FilterInvalid, "FilterInvalid", "True/Succeeded")]
+#[case(StopReason::DeliveryExhausted, "DeliveryExhausted", "True/Succeeded")]
 fn what_a_worker_stops_for_stalls(
     #[case] why: StopReason,
     #[case] reason: &str,
@@ -293,6 +294,22 @@ fn delivering_keeps_its_value_while_nothing_arrives() {
     };
     let again = status(&subscription, &outcome(1, vec![Some(succeeded)]));
     assert_eq!(shown(&again, DELIVERING), "True/Succeeded");
+}
+
+#[test]
+fn an_endpoint_that_is_down_is_no_fault_of_the_spec_or_the_worker() {
+    let down = Reported {
+        delivering: Some(false),
+        reason: Some(StopReason::EndpointUnavailable),
+        message: Some("why".to_owned()),
+        ..entry(5)
+    };
+    let status = status(&subscription(""), &outcome(1, vec![Some(down)]));
+    assert_eq!(shown(&status, DELIVERING), "False/EndpointUnavailable");
+    assert_eq!(shown(&status, READY), "True/EndpointUnavailable");
+    assert_eq!(shown(&status, STALLED), "False/Succeeded");
+    assert_eq!(shown(&status, SINK_ACCEPTED), "True/Succeeded");
+    assert_eq!(get(&status.conditions, DELIVERING).unwrap().message, "why");
 }
 
 #[rstest]

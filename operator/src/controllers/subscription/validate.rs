@@ -11,7 +11,7 @@ use fanout_contract::names;
 use fanout_crds::Subscription;
 use fanout_crds::condition::reason;
 use fanout_crds::reference::SecretKeyRef;
-use fanout_crds::subscription::{Delivery, Ordering, Sink, WebhookSink};
+use fanout_crds::subscription::{Delivery, OnExhausted, Ordering, Sink, WebhookSink};
 use fanout_runtime::guard::{Guard, Refused};
 use kube::ResourceExt;
 
@@ -181,6 +181,15 @@ fn delivery(delivery: &Delivery) -> consumer::Delivery {
                 .unsigned_abs(),
             max_backoff_seconds: delivery.retry.max_backoff_seconds.unsigned_abs(),
             max_age_seconds: delivery.retry.max_age_seconds.unsigned_abs(),
+        },
+        non_retryable: delivery
+            .non_retryable
+            .iter()
+            .filter_map(|status| u16::try_from(*status).ok())
+            .collect(),
+        on_exhausted: match delivery.on_exhausted {
+            OnExhausted::DeadLetter => consumer::OnExhausted::DeadLetter,
+            OnExhausted::Pause => consumer::OnExhausted::Pause,
         },
     }
 }
