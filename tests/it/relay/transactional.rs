@@ -65,14 +65,25 @@ async fn expire(sandbox: &Sandbox) {
 
 #[tokio::test]
 async fn killed_relays_repeat_nothing() {
-    let (sandbox, config) = transactional("tx_kills").await;
+    kill("tx_kills", 6).await;
+}
+
+#[tokio::test]
+#[ignore = "long form: make soak"]
+async fn soak_killed_relays_repeat_nothing() {
+    kill("tx_soak", 120).await;
+}
+
+/// Kills a relay `rounds` times under load.
+async fn kill(test: &str, rounds: usize) {
+    let (sandbox, config) = transactional(test).await;
     insert(&sandbox, 20_000, 300).await;
     let mut relays = [
         Relay::start(&sandbox, "a", &config).await,
         Relay::start(&sandbox, "b", &config).await,
     ];
     let load = Load::start(&sandbox, &load()).await;
-    for round in 0..6 {
+    for round in 0..rounds {
         let before = load.events();
         eventually(LIMIT, "more events", async || {
             if load.events() > before + 200 {
