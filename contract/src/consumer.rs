@@ -160,6 +160,8 @@ pub enum Ordering {
     None,
     /// One event of a key at a time, in log order.
     PerKey,
+    /// One event of a partition at a time, in log order.
+    Strict,
 }
 
 /// Retry policy: an event is exhausted at `max_attempts` or `max_age_seconds`, whichever comes first.

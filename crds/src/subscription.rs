@@ -150,7 +150,8 @@ pub struct Signing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Delivery {
-    /// PerKey: one event of a key at a time, in the log's order. None: any order.
+    /// PerKey: one event of a key at a time, in the log's order. None: any order. Strict: one event at a time, in the log's
+    /// order; needs a Kafka topic with one partition.
     #[serde(default)]
     pub ordering: Ordering,
     /// Requests under way at once.
@@ -213,6 +214,8 @@ pub enum Ordering {
     PerKey,
     /// Any order.
     None,
+    /// One event at a time, in the log's order.
+    Strict,
 }
 
 /// What happens after a failed attempt. An event was tried enough after maxAttempts or maxAgeSeconds, whichever comes

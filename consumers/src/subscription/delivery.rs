@@ -227,10 +227,8 @@ impl Session<'_> {
         } else {
             Stage::Deliver
         };
-        let key = match self.subscription.settings.config.delivery.ordering {
-            Ordering::PerKey => event.key.clone(),
-            Ordering::None => None,
-        };
+        let ordering = self.subscription.settings.config.delivery.ordering;
+        let key = lane(ordering, event.key.as_deref()).map(<[u8]>::to_vec);
         let held = Held {
             stage,
             version: self.subscription.version,
@@ -369,6 +367,15 @@ impl Session<'_> {
     }
 }
 
+/// What an event waits behind: earlier events of the same value in its partition. None waits for nothing.
+const fn lane(ordering: Ordering, key: Option<&[u8]>) -> Option<&[u8]> {
+    match ordering {
+        Ordering::PerKey => key,
+        Ordering::None => None,
+        Ordering::Strict => Some(b""),
+    }
+}
+
 impl Subscription {
     /// Why the filter keeps `event` from being delivered, if it does.
     fn mismatch(&self, event: &Event) -> Option<Outcome> {
@@ -386,6 +393,20 @@ impl Subscription {
             Ok(true) => None,
             Ok(false) => Some(Outcome::Filtered),
             Err(_) => Some(Outcome::FilterError),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strict_is_one_queue_whatever_the_key() {
+        for key in [None, Some(&b"a"[..]), Some(b"")] {
+            assert_eq!(lane(Ordering::Strict, key), Some(&b""[..]));
+            assert_eq!(lane(Ordering::PerKey, key), key);
+            assert_eq!(lane(Ordering::None, key), None);
         }
     }
 }

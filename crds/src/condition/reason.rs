@@ -140,8 +140,9 @@ reasons! {
     /// A transaction that writes has been open for more than 60 seconds.
     LONG_TRANSACTION = "LongTransaction", Lasting, &[OUTBOX_BLOCKED], "Find the transaction by its process id and end it.";
 
-    /// The outbox has no column that orders its rows, so nothing can be delivered in the order of a key.
-    ORDERING_UNAVAILABLE = "OrderingUnavailable", Lasting, &[READY, STALLED, WORKERS_AVAILABLE], "Use ordering None, or give the table an order column.";
+    /// The outbox has no column that orders its rows, so nothing can be delivered in an order; or `ordering` is Strict, and the
+    /// Kafka topic has more than one partition.
+    ORDERING_UNAVAILABLE = "OrderingUnavailable", Lasting, &[READY, STALLED, WORKERS_AVAILABLE], "Use ordering None, or give the table an order column; use PerKey instead of Strict.";
     /// The filter does not compile.
     FILTER_INVALID = "FilterInvalid", Lasting, &[READY, STALLED, WORKERS_AVAILABLE, DELIVERING], "Correct spec.filter.";
     /// The address guard refuses the endpoint.

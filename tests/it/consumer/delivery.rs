@@ -208,6 +208,37 @@ async fn an_exhausted_event_goes_to_the_dead_letters_unchanged_and_its_key_goes_
     assert_eq!(the(&status, "hook").totals.dead_lettered, 1);
 }
 
+/// Whatever their keys, and whatever fails: the accepted events of a partition have its order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strict_order_is_the_order_of_the_log() {
+    let scene = Scene::new("c_strict", behave::every_nth_fails(5))
+        .await
+        .with(|subscription| {
+            subscription.delivery.ordering = fanout_contract::consumer::Ordering::Strict;
+        });
+    let events: Vec<_> = (0..120).map(|key| format!("k{key}-0000")).collect();
+    let mut places = std::collections::BTreeMap::new();
+    for id in &events {
+        let (key, _) = id.rsplit_once('-').unwrap();
+        let place = scene.log.event(Some(key), id, "test", "{}").await;
+        places.insert(id.clone(), place);
+    }
+    let consumer = scene.consumer("pool-0").await;
+    scene.arrive(&events).await;
+    let accepted = scene.accepted().await;
+    assert_no_repeats(&accepted);
+    let mut last = std::collections::BTreeMap::new();
+    for id in &accepted {
+        let (partition, offset) = places[id];
+        if let Some(before) = last.insert(partition, offset) {
+            assert!(before < offset, "{id} came after offset {before}");
+        }
+    }
+    scene.drained().await;
+    let status = consumer.status().await.unwrap();
+    assert_eq!(the(&status, "hook").totals.dead_lettered, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hopeless_answer_gets_three_attempts() {
     let scene = Scene::new("c_hopeless", failing("bad", Answer::Status(422))).await;

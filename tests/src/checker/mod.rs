@@ -114,7 +114,7 @@ impl<'a> Checker<'a> {
             seen: seen.collect(),
             dead_lettered: dead.dead_lettered_by(&name),
             queued: log.from(&committed_offsets),
-            ordered: subscription.delivery.ordering == fanout_contract::consumer::Ordering::PerKey,
+            ordered: subscription.delivery.ordering != fanout_contract::consumer::Ordering::None,
         })
     }
 

@@ -191,7 +191,7 @@ async fn converge(topic: &FanoutTopic, ctx: &Context, outcome: &mut Outcome) -> 
     let ordered = !undecodable.is_empty()
         || subscriptions
             .iter()
-            .any(|subscription| subscription.spec.delivery.ordering == Ordering::PerKey);
+            .any(|subscription| subscription.spec.delivery.ordering != Ordering::None);
     let keep_order = ordered && !valid.log.allow_reorder;
     if let Some(conflict) = conflict(ctx, topic, &valid, &outcome.identity) {
         outcome.invalid = Some(conflict);
@@ -331,6 +331,7 @@ fn admitted(
             let mut valid =
                 subscription::validate::validate(subscription, &secrets, &guard).ok()?;
             subscription::validate::check_ordering(subscription, ordered).ok()?;
+            subscription::validate::check_partitions(subscription, status.positions.len()).ok()?;
             if position.reason == reason::START_OFFSETS_CONFIGURED {
                 valid.config.start_offsets =
                     subscription::position::start_offsets(&status.positions);

@@ -227,6 +227,12 @@ async fn converge(
         outcome.invalid = validate::check_ordering(subscription, ordered).err();
     }
     let position = initialise(subscription, ctx, &topic, outcome).await?;
+    if outcome.invalid.is_none() {
+        // Each partition has a position.
+        let observed = reports::partitions(ctx, &topic).unwrap_or_default();
+        let partitions = outcome.positions.len().max(observed);
+        outcome.invalid = validate::check_partitions(subscription, partitions).err();
+    }
     if initialised(subscription, outcome) {
         outcome.placement = Some(place(ctx, subscription, &topic));
         outcome.worker = worker(ctx, subscription, outcome);

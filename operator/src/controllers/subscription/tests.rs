@@ -1,7 +1,7 @@
 //! Validation and status of a Subscription, from YAML, without a client.
 
 use super::status::{Outcome, Progress, Worker, next};
-use super::validate::{check_ordering, validate};
+use super::validate::{check_ordering, check_partitions, validate};
 use crate::controllers::conditions::{Finding, get};
 use crate::controllers::error::Invalid;
 use crate::controllers::fanout_topic::log::Problem;
@@ -89,6 +89,25 @@ fn an_order_that_the_outbox_does_not_have_is_refused(
     if let Err(invalid) = checked {
         assert_eq!(invalid.reason, reason::ORDERING_UNAVAILABLE);
         assert!(invalid.message.starts_with("spec.delivery.ordering: "));
+    }
+}
+
+#[rstest]
+#[case("Strict", 1, true)]
+#[case("Strict", 2, false)]
+#[case("PerKey", 2, true)]
+#[case("None", 6, true)]
+fn strict_order_needs_one_partition(
+    #[case] ordering: &str,
+    #[case] partitions: usize,
+    #[case] expected: bool,
+) {
+    let subscription = subscription(&format!("  delivery: {{ordering: {ordering}}}"));
+    let checked = check_partitions(&subscription, partitions);
+    assert_eq!(checked.is_ok(), expected);
+    if let Err(invalid) = checked {
+        assert_eq!(invalid.reason, reason::ORDERING_UNAVAILABLE);
+        assert!(invalid.message.contains("has 2"), "{}", invalid.message);
     }
 }
 

@@ -88,6 +88,24 @@ pub(crate) fn check_ordering(
     ))
 }
 
+/// Whether one consumer sees everything `subscription` wants in one order; `partitions` are those of the Kafka topic that are
+/// known.
+pub(crate) fn check_partitions(
+    subscription: &Subscription,
+    partitions: usize,
+) -> Result<(), Invalid> {
+    if partitions <= 1 || subscription.spec.delivery.ordering != Ordering::Strict {
+        return Ok(());
+    }
+    Err(Invalid::new(
+        reason::ORDERING_UNAVAILABLE,
+        format!(
+            "spec.delivery.ordering: Strict needs a Kafka topic with one partition, and that of FanoutTopic {} has {partitions}; use PerKey, or another FanoutTopic",
+            subscription.spec.topic_ref.name
+        ),
+    ))
+}
+
 /// A pool's ConfigMap takes 1 MiB. One Subscription must not keep the others' changes out of it, so it may fill no more
 /// than its share, however its text has to be escaped.
 fn check_size(config: &SubscriptionConfig) -> Result<(), Invalid> {
@@ -171,6 +189,7 @@ fn delivery(delivery: &Delivery) -> consumer::Delivery {
         ordering: match delivery.ordering {
             Ordering::None => consumer::Ordering::None,
             Ordering::PerKey => consumer::Ordering::PerKey,
+            Ordering::Strict => consumer::Ordering::Strict,
         },
         max_in_flight: delivery.max_in_flight.unsigned_abs(),
         retry: consumer::Retry {
