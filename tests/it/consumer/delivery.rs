@@ -217,7 +217,7 @@ async fn strict_order_is_the_order_of_the_log() {
             subscription.delivery.ordering = fanout_contract::consumer::Ordering::Strict;
         });
     let events: Vec<_> = (0..120).map(|key| format!("k{key}-0000")).collect();
-    let mut places = std::collections::BTreeMap::new();
+    let mut places = BTreeMap::new();
     for id in &events {
         let (key, _) = id.rsplit_once('-').unwrap();
         let place = scene.log.event(Some(key), id, "test", "{}").await;
@@ -227,7 +227,7 @@ async fn strict_order_is_the_order_of_the_log() {
     scene.arrive(&events).await;
     let accepted = scene.accepted().await;
     assert_no_repeats(&accepted);
-    let mut last = std::collections::BTreeMap::new();
+    let mut last = BTreeMap::new();
     for id in &accepted {
         let (partition, offset) = places[id];
         if let Some(before) = last.insert(partition, offset) {
