@@ -214,7 +214,7 @@ async fn strict_order_is_the_order_of_the_log() {
     let scene = Scene::new("c_strict", behave::every_nth_fails(5))
         .await
         .with(|subscription| {
-            subscription.delivery.ordering = fanout_contract::consumer::Ordering::Strict;
+            subscription.delivery.ordering = Ordering::Strict;
         });
     let events: Vec<_> = (0..120).map(|key| format!("k{key}-0000")).collect();
     let mut places = BTreeMap::new();
