@@ -131,6 +131,7 @@ fn subscription(subscription: &Subscription) -> Option<SubscriptionTarget> {
             positions: position::offsets(&status.positions),
         },
         topic_id: status.topic_id.clone(),
+        worker: status.placement.clone(),
         is_served: !subscription.spec.suspend
             && conditions::holds(&status.conditions, WORKERS_AVAILABLE),
     })

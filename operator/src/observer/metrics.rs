@@ -1,5 +1,6 @@
 //! Live numbers. A series exists only while its value is known, so that nothing stale or made up is scraped.
 
+use super::{Seen, SubscriptionObservation};
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -34,15 +35,18 @@ pub(super) enum Source {
     Kafka,
 }
 
-type Seconds = Gauge<f64, AtomicU64>;
+type Fraction = Gauge<f64, AtomicU64>;
 
 /// The observer's metrics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
     lag: Family<SubscriptionLabels, Gauge>,
-    subscription_oldest: Family<SubscriptionLabels, Seconds>,
+    subscription_oldest: Family<SubscriptionLabels, Fraction>,
+    arrival: Family<SubscriptionLabels, Fraction>,
+    drain: Family<SubscriptionLabels, Fraction>,
+    failing: Family<SubscriptionLabels, Fraction>,
     rows: Family<TopicLabels, Gauge>,
-    outbox_oldest: Family<TopicLabels, Seconds>,
+    outbox_oldest: Family<TopicLabels, Fraction>,
     failures: Family<FailureLabels, Counter>,
     writes: Counter,
 }
@@ -60,6 +64,21 @@ impl Metrics {
             "Age of the oldest record a Subscription has not completed; 0 when none waits",
             Unit::Seconds,
             metrics.subscription_oldest.clone(),
+        );
+        registry.register(
+            "fanout_subscription_arrival_rate",
+            "Log records that arrive per second for a Subscription, before its filter, over half a minute",
+            metrics.arrival.clone(),
+        );
+        registry.register(
+            "fanout_subscription_drain_rate",
+            "Log records that a Subscription completes per second, over half a minute",
+            metrics.drain.clone(),
+        );
+        registry.register(
+            "fanout_subscription_failure_ratio",
+            "Failed attempts of all attempts of the last half minute; no series while there is none",
+            metrics.failing.clone(),
         );
         registry.register(
             "fanout_outbox_rows",
@@ -93,7 +112,17 @@ impl Metrics {
             topic: text("topic"),
             subscription: text("subscription"),
         };
-        self.subscription(&labels, Some(0), Some(0.0));
+        let seen = SubscriptionObservation {
+            progress: Seen {
+                count: Some(0),
+                rate_per_second: Some(0.0),
+                ..Seen::default()
+            },
+            arrival_per_second: Some(0.0),
+            failure_ratio: Some(0.0),
+            ..SubscriptionObservation::default()
+        };
+        self.subscription(&labels, &seen, Some(0.0));
         let labels = TopicLabels {
             namespace: text("namespace"),
             topic: text("topic"),
@@ -115,16 +144,19 @@ impl Metrics {
     pub(super) fn subscription(
         &self,
         labels: &SubscriptionLabels,
-        depth: Option<i64>,
+        seen: &SubscriptionObservation,
         age: Option<f64>,
     ) {
-        set(&self.lag, labels, depth);
-        set_seconds(&self.subscription_oldest, labels, age);
+        set(&self.lag, labels, seen.progress.count);
+        set_fraction(&self.arrival, labels, seen.arrival_per_second);
+        set_fraction(&self.drain, labels, seen.progress.rate_per_second);
+        set_fraction(&self.failing, labels, seen.failure_ratio);
+        set_fraction(&self.subscription_oldest, labels, age);
     }
 
     pub(super) fn topic(&self, labels: &TopicLabels, rows: Option<i64>, age: Option<f64>) {
         set(&self.rows, labels, rows);
-        set_seconds(&self.outbox_oldest, labels, age);
+        set_fraction(&self.outbox_oldest, labels, age);
     }
 }
 
@@ -142,7 +174,7 @@ where
     }
 }
 
-fn set_seconds<L>(family: &Family<L, Seconds>, labels: &L, value: Option<f64>)
+fn set_fraction<L>(family: &Family<L, Fraction>, labels: &L, value: Option<f64>)
 where
     L: Clone + std::hash::Hash + Eq,
 {

@@ -7,6 +7,7 @@
 
 mod digest;
 mod head;
+mod load;
 mod log;
 mod metrics;
 mod poll;
@@ -18,12 +19,14 @@ mod write;
 
 pub(crate) use digest::coarse;
 pub use head::Head;
+pub use load::UnderWay;
 pub use log::TopicState;
 pub use poll::WorkerStatus;
 pub use target::{Log, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget};
 pub use write::{Seen, Shown};
 
 use crate::kafka::{Clusters, ErrorClass};
+use crate::scaling::lag::Waiting;
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
@@ -116,6 +119,14 @@ pub struct TopicObservation {
 pub struct SubscriptionObservation {
     /// Depth, head, rate and committed offsets.
     pub progress: Seen,
+    /// What waits, by how it moves; `None`: unknown.
+    pub waiting: Option<Waiting>,
+    /// Records that arrive per second; `None`: unknown.
+    pub arrival_per_second: Option<f64>,
+    /// What its workers have under way; `None`: unknown.
+    pub under_way: Option<UnderWay>,
+    /// Failed attempts of all attempts of the last half minute; `None`: unknown, or there was none.
+    pub failure_ratio: Option<f64>,
     /// True when the brokers refused the consumers' principal the group in the last round.
     pub refused: bool,
     /// Records by partition that retention has removed and that nobody has read, while no worker serves it.

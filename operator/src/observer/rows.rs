@@ -1,6 +1,7 @@
 //! What is known of one pod, one topic, one Subscription. No I/O, no clock.
 
 use super::head;
+use super::load::{self, Attempts};
 use super::log::Reading;
 use super::metrics::{SubscriptionLabels, TopicLabels};
 use super::poll::WorkerStatus;
@@ -9,6 +10,7 @@ use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
 use super::write::{AtZero, Seen, Shown};
 use super::{SubscriptionObservation, TopicObservation, Trigger, TriggerKind, digest};
 use crate::scaling::lag;
+use fanout_contract::consumer::SubscriptionStatus as Reported;
 use fanout_contract::relay::RelayStatus;
 use fanout_runtime::backoff::Backoff;
 use std::collections::BTreeSet;
@@ -44,6 +46,8 @@ pub(super) struct Subscription {
     pub(super) seen: SubscriptionObservation,
     pub(super) at_zero: AtZero,
     pub(super) progress: lag::Progress,
+    pub(super) worker: Option<String>,
+    attempts: Attempts,
     topic_id: Option<String>,
     is_served: bool,
     unsaved: Unsaved,
@@ -122,6 +126,8 @@ impl Subscription {
             seen: SubscriptionObservation::default(),
             at_zero: AtZero::default(),
             progress: lag::Progress::default(),
+            worker: target.worker.clone(),
+            attempts: Attempts::default(),
             topic_id: target.topic_id.clone(),
             is_served: target.is_served,
             unsaved: Unsaved::default(),
@@ -135,7 +141,15 @@ impl Subscription {
         }
         self.shown.clone_from(&target.shown);
         self.topic_id.clone_from(&target.topic_id);
+        self.worker.clone_from(&target.worker);
         self.is_served = target.is_served;
+    }
+
+    /// Takes in what all workers that have it report. `silent`: one that shall serve it did not answer.
+    pub(super) fn reported(&mut self, entries: &[&Reported], silent: bool, now: Instant) {
+        self.attempts.add(now, entries, silent);
+        self.seen.under_way = load::under_way(entries, silent);
+        self.seen.failure_ratio = self.attempts.failure_ratio();
     }
 
     /// Is it time to save the committed offsets?
@@ -156,6 +170,10 @@ impl Subscription {
             seen.count = None;
             seen.rate_per_second = None;
         }
+        let is_known = seen.count.is_some();
+        self.seen.waiting = is_known.then(|| self.progress.waiting(now));
+        self.seen.arrival_per_second = self.progress.arrival_per_second().filter(|_| is_known);
+        let seen = &mut self.seen.progress;
         self.at_zero = self.at_zero.after(seen.count, now);
         self.seen.refused = reading.is_some_and(|reading| reading.refused.contains(uid));
         // Offsets of another topic of that name are none that could be saved.

@@ -76,7 +76,11 @@ impl State {
         self.subscriptions.retain(|uid, subscription| {
             let keep = listed.contains(uid.as_str());
             if !keep {
-                metrics.subscription(&subscription.labels, None, None);
+                metrics.subscription(
+                    &subscription.labels,
+                    &SubscriptionObservation::default(),
+                    None,
+                );
             }
             keep
         });
@@ -256,6 +260,13 @@ impl State {
             .filter(|pod| pod.target.namespace == namespace && pod.target.topic == name)
             .filter_map(|pod| Some((pod.target.worker.clone(), Arc::clone(pod.status.as_ref()?))))
             .collect();
+        let silent: HashSet<String> = self
+            .pods
+            .values()
+            .filter(|pod| pod.target.namespace == namespace && pod.target.topic == name)
+            .filter(|pod| pod.status.is_none())
+            .map(|pod| pod.target.worker.clone())
+            .collect();
         let Some(topic) = self
             .topics
             .values_mut()
@@ -275,12 +286,23 @@ impl State {
             WorkerStatus::Consumer(status) => Some(status),
             WorkerStatus::Relay(_) => None,
         });
-        let oldest = head::oldest(consumers);
+        let consumers: Vec<_> = consumers.collect();
+        let oldest = head::oldest(consumers.iter().copied());
+        let mut entries: HashMap<&str, Vec<_>> = HashMap::new();
+        for entry in consumers.iter().flat_map(|status| &status.subscriptions) {
+            entries.entry(entry.uid.as_str()).or_default().push(entry);
+        }
         for uid in &topic.subscriptions {
             if let Some(subscription) = self.subscriptions.get_mut(uid) {
                 let progress = &mut subscription.seen.progress;
                 progress.oldest =
                     head::subscription(oldest.get(uid.as_str()).copied(), progress.count);
+                let is_silent = subscription
+                    .worker
+                    .as_ref()
+                    .is_none_or(|worker| silent.contains(worker));
+                let reports = entries.get(uid.as_str()).map_or(&[][..], Vec::as_slice);
+                subscription.reported(reports, is_silent, now);
             }
         }
     }
@@ -357,7 +379,11 @@ impl State {
         }
         for subscription in self.subscriptions.values() {
             let seen = &subscription.seen.progress;
-            metrics.subscription(&subscription.labels, seen.count, age(seen.oldest, now));
+            metrics.subscription(
+                &subscription.labels,
+                &subscription.seen,
+                age(seen.oldest, now),
+            );
         }
     }
 }

@@ -77,6 +77,8 @@ pub struct SubscriptionTarget {
     pub shown: Shown,
     /// UUID of the topic that the saved positions belong to.
     pub topic_id: Option<String>,
+    /// Name of the worker that shall serve it.
+    pub worker: Option<String>,
     /// True while a worker delivers, or would if there were something.
     pub is_served: bool,
 }

@@ -1,5 +1,6 @@
 //! The observer's tables under lists, reports and readings, with a clock of the test's own.
 
+mod load;
 mod positions;
 
 use super::*;
@@ -49,6 +50,7 @@ fn topic(shown: Shown) -> TopicTarget {
             group_id: "ns.search".to_owned(),
             shown,
             topic_id: Some("id".to_owned()),
+            worker: Some("posts-pool-0".to_owned()),
             is_served: true,
         }],
     }
