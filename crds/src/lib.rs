@@ -11,6 +11,7 @@ pub mod deletion;
 pub mod fanout_topic;
 pub mod pod;
 pub mod reference;
+pub mod scaling;
 mod schema;
 pub mod subscription;
 #[cfg(test)]
@@ -18,6 +19,7 @@ mod tests;
 
 pub use deletion::DeletionPolicy;
 pub use fanout_topic::{FanoutTopic, FanoutTopicSpec, FanoutTopicStatus};
+pub use scaling::{Scaling, ScalingStatus};
 pub use schema::{crds, yaml};
 pub use subscription::{Subscription, SubscriptionSpec, SubscriptionStatus};
 

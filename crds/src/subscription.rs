@@ -2,6 +2,7 @@
 
 use crate::deletion::DeletionPolicy;
 use crate::reference::{SecretKeyRef, TopicRef};
+use crate::scaling::{Scaling, ScalingStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use kube::{CustomResource, KubeSchema};
@@ -34,6 +35,8 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Message", type_ = "string", json_path = ".status.conditions[?(@.type==\"Ready\")].message", description = "What to do next.", priority = 1),
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!has(self.scaling) || self.isolation == 'Dedicated'")
+    .message("scaling needs isolation: Dedicated"))]
 pub struct SubscriptionSpec {
     /// FanoutTopic in the same namespace whose events are wanted. Immutable.
     #[x_kube(validation = Rule::new("self == oldSelf").message("topicRef must not change"))]
@@ -61,6 +64,9 @@ pub struct SubscriptionSpec {
     /// Auto: a worker process shared with other Subscriptions of the topic. Dedicated: a Deployment of its own.
     #[serde(default)]
     pub isolation: Isolation,
+    /// Replicas of the worker, which follow the work; only with isolation Dedicated. Absent: one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<Scaling>,
     /// Retain: when the Subscription is deleted, its consumer group stays, and a Subscription of the same name resumes where
     /// it was. Delete: the consumer group is deleted once it has no members. Meanwhile the finalizer `fanout.dev/cleanup` keeps
     /// the object, at most for the operator's deletion deadline (300 seconds unless installed otherwise): a group that could
@@ -336,6 +342,9 @@ pub struct SubscriptionStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 16))]
     pub workers: Option<String>,
+    /// What was decided about the replicas of its worker; with spec.scaling.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scaling: Option<ScalingStatus>,
 }
 
 /// Position in one partition.

@@ -5,13 +5,14 @@ use crate::controllers::fanout_topic::status::Identity;
 use crate::controllers::fanout_topic::validate::validate;
 use crate::controllers::subscription::position;
 use crate::observer::{
-    Log, Shown, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
+    Log, ScalingTarget, Shown, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
 };
+use crate::scaling::Bounds;
 use crate::settings::Settings;
 use crate::stores::{GuardedSubscription, Stores, is_live, is_ready};
 use fanout_contract::names;
 use fanout_crds::condition::WORKERS_AVAILABLE;
-use fanout_crds::{FanoutTopic, Subscription};
+use fanout_crds::{FanoutTopic, Scaling, ScalingStatus, Subscription};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
@@ -131,10 +132,37 @@ fn subscription(subscription: &Subscription) -> Option<SubscriptionTarget> {
             positions: position::offsets(&status.positions),
         },
         topic_id: status.topic_id.clone(),
+        scaling: subscription
+            .spec
+            .scaling
+            .as_ref()
+            .map(|spec| scaling(spec, status.scaling.as_ref(), subscription)),
         worker: status.placement.clone(),
         is_served: !subscription.spec.suspend
             && conditions::holds(&status.conditions, WORKERS_AVAILABLE),
     })
+}
+
+fn scaling(
+    spec: &Scaling,
+    status: Option<&ScalingStatus>,
+    subscription: &Subscription,
+) -> ScalingTarget {
+    let number = |number: i32| u32::try_from(number).unwrap_or_default();
+    let rate = status.and_then(|status| u64::try_from(status.rate_per_replica?).ok());
+    ScalingTarget {
+        bounds: Bounds {
+            min: number(spec.min_replicas),
+            max: number(spec.max_replicas),
+            target_age_seconds: number(spec.target_age_seconds),
+            target_depth_per_replica: number(spec.target_depth_per_replica),
+        },
+        carries: number(subscription.spec.delivery.max_in_flight),
+        replicas: status.map(|status| number(status.replicas)),
+        reason: status.map(|status| status.reason.clone()),
+        changed_at: status.and_then(|status| Some(status.change_time.as_ref()?.0.as_second())),
+        capacity_milli: rate.map(|rate| rate.saturating_mul(1000)),
+    }
 }
 
 fn time(time: Option<&Time>) -> Option<k8s_openapi::jiff::Timestamp> {

@@ -175,6 +175,7 @@ fn topic(name: &str, log: Log, subscriptions: &[&str]) -> TopicTarget {
                 group_id: format!("{}.{subscription}", log.topic),
                 shown: Shown::default(),
                 topic_id: None,
+                scaling: None,
                 worker: None,
                 is_served: true,
             })

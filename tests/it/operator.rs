@@ -16,6 +16,7 @@ mod positions;
 mod repairs;
 mod rotation;
 mod scale;
+mod scaling;
 
 use cluster::{Cluster, LIMIT};
 use fanout_contract::names;

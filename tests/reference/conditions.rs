@@ -80,6 +80,12 @@ pub(crate) const OTHERS: &[Other] = &[
         about: "the CustomResourceDefinition",
         when: "it lacks fields that this version of the operator knows",
     },
+    Other {
+        reason: "Scaled",
+        action: "Scale",
+        about: "the Subscription",
+        when: "the number of replicas of its worker was changed; the note says why",
+    },
 ];
 
 fn link(reason: &Reason) -> String {

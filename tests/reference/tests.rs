@@ -228,6 +228,7 @@ fn every_event_is_documented() {
         "events made in operator/src"
     );
     text.push_str(&read("crds/src/deletion.rs").unwrap());
+    text.push_str(&read("crds/src/scaling.rs").unwrap());
     for event in conditions::OTHERS {
         assert!(
             text.contains(&format!("{:?}", event.reason)),

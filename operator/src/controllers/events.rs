@@ -3,6 +3,7 @@
 use crate::context::Context;
 use fanout_crds::condition::{Polarity, READY, RECONCILING, polarity};
 use fanout_crds::deletion::CLEANUP_INCOMPLETE;
+use fanout_crds::scaling::SCALED;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::Resource;
@@ -62,6 +63,24 @@ where
         reason: CLEANUP_INCOMPLETE.to_owned(),
         note: Some(cut(note)),
         action: "Cleanup".to_owned(),
+        secondary: None,
+    };
+    let reference = object.object_ref(&());
+    if let Err(error) = ctx.recorder.publish(&event, &reference).await {
+        tracing::warn!(%error, reason = %event.reason, "event not published");
+    }
+}
+
+/// Says that the number of replicas of the worker of `object` was changed.
+pub(crate) async fn scaled<K>(ctx: &Context, object: &K, note: String)
+where
+    K: Resource<DynamicType = ()>,
+{
+    let event = Event {
+        type_: EventType::Normal,
+        reason: SCALED.to_owned(),
+        note: Some(cut(note)),
+        action: "Scale".to_owned(),
         secondary: None,
     };
     let reference = object.object_ref(&());

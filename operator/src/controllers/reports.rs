@@ -8,8 +8,9 @@ use crate::observer::{Shown, WorkerReport, WorkerStatus};
 use fanout_contract::consumer::{ConsumerStatus, SubscriptionConfig, SubscriptionState};
 use fanout_contract::relay::RelayStatus;
 use fanout_crds::fanout_topic::OutboxStatus;
-use fanout_crds::{FanoutTopic, Subscription, SubscriptionStatus};
+use fanout_crds::{FanoutTopic, ScalingStatus, Subscription, SubscriptionStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 
 /// What the ready pods of a relay report.
 pub(crate) fn relays(ctx: &Context, namespace: &str, worker: &str) -> Vec<Report<RelayStatus>> {
@@ -134,6 +135,25 @@ pub(crate) fn progress(
         rate_per_second: show.rate_per_second,
     };
     (progress, show.positions)
+}
+
+/// What was decided about the replicas of the worker of `subscription`; what its status has while nothing is known.
+pub(crate) fn scaling(ctx: &Context, subscription: &Subscription) -> Option<ScalingStatus> {
+    subscription.spec.scaling.as_ref()?;
+    let uid = subscription.metadata.uid.as_deref().unwrap_or_default();
+    let seen = ctx.observer.subscription(uid);
+    let Some(scaled) = seen.and_then(|seen| seen.scaled) else {
+        return subscription.status.as_ref()?.scaling.clone();
+    };
+    let time = |seconds| Timestamp::from_second(seconds).ok().map(Time);
+    let rate = |milli| i64::try_from(milli / 1000).ok();
+    Some(ScalingStatus {
+        replicas: i32::try_from(scaled.replicas).unwrap_or(i32::MAX),
+        reason: scaled.reason.as_str().to_owned(),
+        message: scaled.message,
+        change_time: scaled.changed_at.and_then(time),
+        rate_per_replica: scaled.capacity_milli.and_then(rate),
+    })
 }
 
 /// Partitions of the Kafka topic, where they are known.

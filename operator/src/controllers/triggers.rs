@@ -251,6 +251,7 @@ fn known_to_topic(subscription: &Subscription) -> impl Hash + use<> {
         status.group_id,
         status.topic_id,
         status.placement,
+        status.scaling.map(|scaling| scaling.replicas),
         position,
         offsets,
     )

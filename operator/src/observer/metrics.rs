@@ -45,6 +45,7 @@ pub(super) struct Metrics {
     arrival: Family<SubscriptionLabels, Fraction>,
     drain: Family<SubscriptionLabels, Fraction>,
     failing: Family<SubscriptionLabels, Fraction>,
+    replicas: Family<SubscriptionLabels, Gauge>,
     rows: Family<TopicLabels, Gauge>,
     outbox_oldest: Family<TopicLabels, Fraction>,
     failures: Family<FailureLabels, Counter>,
@@ -79,6 +80,11 @@ impl Metrics {
             "fanout_subscription_failure_ratio",
             "Failed attempts of all attempts of the last half minute; no series while there is none",
             metrics.failing.clone(),
+        );
+        registry.register(
+            "fanout_subscription_replicas",
+            "Replicas that are wanted of a Subscription's worker, where they follow the work",
+            metrics.replicas.clone(),
         );
         registry.register(
             "fanout_outbox_rows",
@@ -120,6 +126,13 @@ impl Metrics {
             },
             arrival_per_second: Some(0.0),
             failure_ratio: Some(0.0),
+            scaled: Some(super::Scaled {
+                replicas: 1,
+                reason: crate::scaling::Reason::Sufficient,
+                message: String::new(),
+                changed_at: None,
+                capacity_milli: None,
+            }),
             ..SubscriptionObservation::default()
         };
         self.subscription(&labels, &seen, Some(0.0));
@@ -151,6 +164,11 @@ impl Metrics {
         set_fraction(&self.arrival, labels, seen.arrival_per_second);
         set_fraction(&self.drain, labels, seen.progress.rate_per_second);
         set_fraction(&self.failing, labels, seen.failure_ratio);
+        let replicas = seen
+            .scaled
+            .as_ref()
+            .map(|scaled| i64::from(scaled.replicas));
+        set(&self.replicas, labels, replicas);
         set_fraction(&self.subscription_oldest, labels, age);
     }
 

@@ -5,6 +5,7 @@
 //! matters to conditions, or when a number is due to be written, and keeps the metrics. Every question has a deadline, the
 //! number of questions under way is bounded, and what got no answer is unknown.
 
+mod autoscale;
 mod digest;
 mod head;
 mod load;
@@ -17,12 +18,15 @@ mod state;
 mod target;
 mod write;
 
+pub use autoscale::Scaled;
 pub(crate) use digest::coarse;
 pub use head::Head;
 pub use load::UnderWay;
 pub use log::TopicState;
 pub use poll::WorkerStatus;
-pub use target::{Log, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget};
+pub use target::{
+    Log, ScalingTarget, SubscriptionTarget, Targets, TopicTarget, WorkerKind, WorkerTarget,
+};
 pub use write::{Seen, Shown};
 
 use crate::kafka::{Clusters, ErrorClass};
@@ -127,6 +131,8 @@ pub struct SubscriptionObservation {
     pub under_way: Option<UnderWay>,
     /// Failed attempts of all attempts of the last half minute; `None`: unknown, or there was none.
     pub failure_ratio: Option<f64>,
+    /// What was decided about the replicas of its worker.
+    pub scaled: Option<Scaled>,
     /// True when the brokers refused the consumers' principal the group in the last round.
     pub refused: bool,
     /// Records by partition that retention has removed and that nobody has read, while no worker serves it.

@@ -1,18 +1,21 @@
 //! What is known of one pod, one topic, one Subscription. No I/O, no clock.
 
-use super::head;
+use super::autoscale::Autoscaler;
+use super::head::{self, Head};
 use super::load::{self, Attempts};
 use super::log::Reading;
 use super::metrics::{SubscriptionLabels, TopicLabels};
 use super::poll::WorkerStatus;
 use super::saving::{self, Offsets, Unsaved};
-use super::target::{SubscriptionTarget, TopicTarget, WorkerTarget};
+use super::target::{ScalingTarget, SubscriptionTarget, TopicTarget, WorkerTarget};
 use super::write::{AtZero, Seen, Shown};
 use super::{SubscriptionObservation, TopicObservation, Trigger, TriggerKind, digest};
+use crate::scaling::Observed;
 use crate::scaling::lag;
 use fanout_contract::consumer::SubscriptionStatus as Reported;
 use fanout_contract::relay::RelayStatus;
 use fanout_runtime::backoff::Backoff;
+use k8s_openapi::jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +51,8 @@ pub(super) struct Subscription {
     pub(super) progress: lag::Progress,
     pub(super) worker: Option<String>,
     attempts: Attempts,
+    scaling: Option<ScalingTarget>,
+    autoscaler: Option<Autoscaler>,
     topic_id: Option<String>,
     is_served: bool,
     unsaved: Unsaved,
@@ -128,6 +133,8 @@ impl Subscription {
             progress: lag::Progress::default(),
             worker: target.worker.clone(),
             attempts: Attempts::default(),
+            scaling: target.scaling.clone(),
+            autoscaler: None,
             topic_id: target.topic_id.clone(),
             is_served: target.is_served,
             unsaved: Unsaved::default(),
@@ -142,6 +149,7 @@ impl Subscription {
         self.shown.clone_from(&target.shown);
         self.topic_id.clone_from(&target.topic_id);
         self.worker.clone_from(&target.worker);
+        self.scaling.clone_from(&target.scaling);
         self.is_served = target.is_served;
     }
 
@@ -150,6 +158,43 @@ impl Subscription {
         self.attempts.add(now, entries, silent);
         self.seen.under_way = load::under_way(entries, silent);
         self.seen.failure_ratio = self.attempts.failure_ratio();
+    }
+
+    /// Decides at `time` about the replicas of its worker, of which `ready` are ready; the log has `partitions`. True where what the
+    /// status shows is old.
+    pub(super) fn scale(&mut self, time: Timestamp, ready: u32, partitions: Option<u32>) -> bool {
+        let Some(target) = &self.scaling else {
+            self.autoscaler = None;
+            self.seen.scaled = None;
+            return false;
+        };
+        let progress = &self.seen.progress;
+        let count = |number: i64| u64::try_from(number).unwrap_or_default();
+        let observed = Observed {
+            now: time.as_second(),
+            ready,
+            depth: progress.count.map(count),
+            stuck: self.seen.waiting.map_or(0, |waiting| count(waiting.stuck)),
+            largest: self.seen.waiting.map(|waiting| count(waiting.largest)),
+            age_seconds: match progress.oldest {
+                Head::Since(since) => Some(count(time.duration_since(since).as_secs())),
+                Head::Empty | Head::Unknown => None,
+            },
+            arrival: self.seen.arrival_per_second,
+            drain: progress.rate_per_second,
+            in_flight: self.seen.under_way.map(|load| load.in_flight),
+            retrying: self.seen.under_way.map(|load| load.retrying),
+            partitions,
+            ..Observed::default()
+        };
+        let autoscaler = self
+            .autoscaler
+            .get_or_insert_with(|| Autoscaler::new(target));
+        let scaled = autoscaler.look(&observed, target);
+        let is_old = target.replicas != Some(scaled.replicas)
+            || target.reason.as_deref() != Some(scaled.reason.as_str());
+        self.seen.scaled = Some(scaled.clone());
+        is_old
     }
 
     /// Is it time to save the committed offsets?

@@ -30,6 +30,8 @@ pub(super) struct State {
     gate: Gate,
     /// Objects whose next pass may write numbers.
     granted: HashSet<String>,
+    /// A moment on both clocks. Only the one that nobody sets goes on from there.
+    anchor: Option<(Instant, Timestamp)>,
 }
 
 impl State {
@@ -249,6 +251,31 @@ impl State {
             }
         }
         self.heads(&labels.namespace, &labels.topic, now);
+        news.extend(self.scale(uid, now));
+        news
+    }
+
+    /// Decides about the replicas of the workers that serve a topic's Subscriptions. Returns for whom that is news.
+    fn scale(&mut self, topic: &str, now: Instant) -> BTreeSet<Trigger> {
+        let (Some(topic), Some((anchor, time))) = (self.topics.get(topic), self.anchor) else {
+            return BTreeSet::new();
+        };
+        let time = time.checked_add(now.duration_since(anchor)).unwrap_or(time);
+        let number = |count| u32::try_from(count).unwrap_or(u32::MAX);
+        let partitions = topic.seen.partitions.map(number);
+        let mut news = BTreeSet::new();
+        for uid in &topic.subscriptions {
+            let Some(subscription) = self.subscriptions.get_mut(uid) else {
+                continue;
+            };
+            let ready = self.pods.values().filter(|pod| {
+                pod.target.namespace == topic.labels.namespace
+                    && Some(&pod.target.worker) == subscription.worker.as_ref()
+            });
+            if subscription.scale(time, number(ready.count()), partitions) {
+                news.insert(subscription.labels.trigger());
+            }
+        }
         news
     }
 
@@ -309,6 +336,7 @@ impl State {
 
     /// Objects whose numbers may be written now.
     pub(super) fn grant(&mut self, now: Instant, time: Timestamp) -> BTreeSet<Trigger> {
+        self.anchor.get_or_insert((now, time));
         let topics = self.topics.iter().map(|(uid, topic)| {
             let drift = write::drift(&topic.shown, &topic.seen.outbox, topic.at_zero, time);
             (uid, drift)

@@ -2,6 +2,7 @@
 
 use super::write::Shown;
 use crate::kafka::ClusterParams;
+use crate::scaling::{Bounds, Seconds};
 use std::net::SocketAddr;
 
 /// Kind of a worker.
@@ -77,10 +78,29 @@ pub struct SubscriptionTarget {
     pub shown: Shown,
     /// UUID of the topic that the saved positions belong to.
     pub topic_id: Option<String>,
+    /// How its worker is scaled; absent: it is not.
+    pub scaling: Option<ScalingTarget>,
     /// Name of the worker that shall serve it.
     pub worker: Option<String>,
     /// True while a worker delivers, or would if there were something.
     pub is_served: bool,
+}
+
+/// How a worker is scaled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScalingTarget {
+    /// What is allowed and wanted.
+    pub bounds: Bounds,
+    /// Records that one replica works on at once.
+    pub carries: u32,
+    /// Replicas that the status shows.
+    pub replicas: Option<u32>,
+    /// The reason that the status shows.
+    pub reason: Option<String>,
+    /// When they changed, as the status shows it.
+    pub changed_at: Option<Seconds>,
+    /// Thousandths of a record that a busy replica completes per second, as the status shows it.
+    pub capacity_milli: Option<u64>,
 }
 
 /// Lists what there is to observe, from watch caches: cheap, and never blocks.

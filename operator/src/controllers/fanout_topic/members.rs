@@ -12,6 +12,8 @@ pub(crate) struct Member {
     pub(crate) config: SubscriptionConfig,
     /// Files the configuration names.
     pub(crate) files: Files,
+    /// Replicas of a worker of its own.
+    pub(crate) replicas: i32,
 }
 
 /// The uids in the configuration that each worker has now.

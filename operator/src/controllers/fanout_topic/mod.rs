@@ -340,9 +340,19 @@ fn admitted(
                 placement,
                 config: valid.config,
                 files: valid.files,
+                replicas: replicas(subscription),
             })
         })
         .collect()
+}
+
+/// Replicas of the worker that serves `subscription` alone: as was decided last.
+fn replicas(subscription: &Subscription) -> i32 {
+    subscription.spec.scaling.as_ref().map_or(1, |scaling| {
+        let decided = subscription.status.as_ref();
+        let decided = decided.and_then(|status| Some(status.scaling.as_ref()?.replicas));
+        decided.unwrap_or(scaling.min_replicas)
+    })
 }
 
 fn desired(

@@ -91,6 +91,10 @@ impl Live {
                     files: self.files_of(&worker, &entry.uid),
                     placement: worker.clone(),
                     config: entry,
+                    replicas: self
+                        .deployment(&worker)
+                        .and_then(|deployment| deployment.spec.as_ref()?.replicas)
+                        .unwrap_or(1),
                 });
             }
         }

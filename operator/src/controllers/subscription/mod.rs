@@ -134,7 +134,9 @@ async fn write_status(
     outcome: &Outcome,
 ) -> Result<(), Error> {
     let fit = |status| ctx.served.fit(&Subscription::kind(&()), status);
-    let mut next = fit(status::next(subscription, outcome, Timestamp::now()));
+    let mut next = status::next(subscription, outcome, Timestamp::now());
+    next.scaling = reports::scaling(ctx, subscription);
+    let mut next = fit(next);
     let changed = subscription.status.as_ref() != Some(&next);
     let (progress, positions) = reports::progress(ctx, subscription, &next, changed);
     next.depth = progress.depth;
@@ -159,6 +161,15 @@ async fn write_status(
         .as_ref()
         .map_or(&[][..], |status| &status.conditions);
     events::publish(ctx, subscription, &old.conditions, new).await;
+    let scaling = subscription.status.as_ref();
+    let scaling = scaling.and_then(|status| status.scaling.as_ref());
+    if let Some(scaling) = scaling.filter(|new| {
+        old.scaling
+            .as_ref()
+            .is_some_and(|old| old.replicas != new.replicas)
+    }) {
+        events::scaled(ctx, subscription, scaling.message.clone()).await;
+    }
     Ok(())
 }
 

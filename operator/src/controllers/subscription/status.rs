@@ -159,6 +159,7 @@ pub(crate) fn next(
             .worker
             .as_ref()
             .map_or(old.workers, |worker| Some(worker.pods.column())),
+        scaling: old.scaling,
     }
 }
 

@@ -50,6 +50,7 @@ fn topic(shown: Shown) -> TopicTarget {
             group_id: "ns.search".to_owned(),
             shown,
             topic_id: Some("id".to_owned()),
+            scaling: None,
             worker: Some("posts-pool-0".to_owned()),
             is_served: true,
         }],

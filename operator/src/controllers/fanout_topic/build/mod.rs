@@ -149,8 +149,13 @@ fn consumers<'a>(
         settings,
         name: name.to_owned(),
         role: Role::Consumers,
-        // The group protocol would share the partitions among more; a pool is one process by design.
-        replicas: 1,
+        // A pool is one process by design: only a worker of one Subscription's own has more.
+        replicas: members
+            .iter()
+            .filter(|member| member.placement == name)
+            .map(|member| member.replicas)
+            .max()
+            .unwrap_or(1),
         pod: &topic.consumer_pod,
         files,
     })

@@ -124,6 +124,7 @@ fn member(name: &str, placement: &str) -> Member {
         placement: placement.to_owned(),
         config: valid.config,
         files: valid.files,
+        replicas: 1,
     }
 }
 
