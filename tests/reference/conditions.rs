@@ -62,6 +62,7 @@ pub(crate) struct Other {
     /// Its reason; it has a runbook of that name.
     pub(crate) reason: &'static str,
     action: &'static str,
+    kind: &'static str,
     about: &'static str,
     when: &'static str,
 }
@@ -71,18 +72,21 @@ pub(crate) const OTHERS: &[Other] = &[
     Other {
         reason: "CleanupIncomplete",
         action: "Cleanup",
+        kind: "Warning",
         about: "the FanoutTopic or Subscription that is gone",
         when: "something that `deletionPolicy: Delete` should have deleted stays",
     },
     Other {
         reason: "CrdOutdated",
         action: "Serve",
+        kind: "Warning",
         about: "the CustomResourceDefinition",
         when: "it lacks fields that this version of the operator knows",
     },
     Other {
         reason: "Scaled",
-        action: "Scale",
+        action: "ScaleOut, ScaleIn",
+        kind: "Normal",
         about: "the Subscription",
         when: "the number of replicas of its worker was changed; the note says why",
     },
@@ -135,7 +139,7 @@ fn others() -> String {
         [
             format!("[{0}](../runbooks/{0}.md)", other.reason),
             code(other.action),
-            "Warning".to_owned(),
+            other.kind.to_owned(),
             other.about.to_owned(),
             other.when.to_owned(),
         ]

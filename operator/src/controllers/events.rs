@@ -71,8 +71,9 @@ where
     }
 }
 
-/// Says that the number of replicas of the worker of `object` was changed.
-pub(crate) async fn scaled<K>(ctx: &Context, object: &K, note: String)
+/// Says that the number of replicas of the worker of `object` was changed: to more, or to fewer. Repeats of one direction are
+/// folded into one series.
+pub(crate) async fn scaled<K>(ctx: &Context, object: &K, is_more: bool, note: String)
 where
     K: Resource<DynamicType = ()>,
 {
@@ -80,7 +81,7 @@ where
         type_: EventType::Normal,
         reason: SCALED.to_owned(),
         note: Some(cut(note)),
-        action: "Scale".to_owned(),
+        action: if is_more { "ScaleOut" } else { "ScaleIn" }.to_owned(),
         secondary: None,
     };
     let reference = object.object_ref(&());

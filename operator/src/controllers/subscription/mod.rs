@@ -163,12 +163,11 @@ async fn write_status(
     events::publish(ctx, subscription, &old.conditions, new).await;
     let scaling = subscription.status.as_ref();
     let scaling = scaling.and_then(|status| status.scaling.as_ref());
-    if let Some(scaling) = scaling.filter(|new| {
-        old.scaling
-            .as_ref()
-            .is_some_and(|old| old.replicas != new.replicas)
-    }) {
-        events::scaled(ctx, subscription, scaling.message.clone()).await;
+    if let (Some(old), Some(new)) = (&old.scaling, scaling)
+        && old.replicas != new.replicas
+    {
+        let is_more = new.replicas > old.replicas;
+        events::scaled(ctx, subscription, is_more, new.message.clone()).await;
     }
     Ok(())
 }

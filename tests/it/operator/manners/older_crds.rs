@@ -94,8 +94,10 @@ async fn an_operator_works_with_older_crds_says_so_and_sees_them_upgraded() {
 /// Takes two fields out of the CRD.
 async fn the_check_says_what_is_missing(cluster: &Cluster, crds: &Api<CustomResourceDefinition>) {
     let fields = ["status/properties/workers", "spec/properties/isolation"];
+    // A rule on a field goes with it.
     let older: Vec<Value> = fields
         .iter()
+        .chain(&["spec/x-kubernetes-validations"])
         .map(|field| json!({"op": "remove", "path": format!("{SCHEMA}/{field}")}))
         .collect();
     let older: Patch<()> = Patch::Json(serde_json::from_value(json!(older)).unwrap());
