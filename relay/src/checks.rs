@@ -26,12 +26,15 @@ const RIGHTS: [(&str, &str); 6] = [
 /// Runs every check; the first that fails ends it.
 pub async fn run(source: &Source) -> Result<(), Failure> {
     not_a_standby(source).await?;
+    encoding(source).await?;
     schema(source).await?;
     let oid = table(source).await?;
     columns::check(source, &oid).await?;
     rights(source).await?;
-    if source.outbox.claim == Claim::Snapshot {
-        constraint(source, &oid).await?;
+    match source.outbox.claim {
+        Claim::Snapshot => constraint(source, &oid).await?,
+        Claim::Lease => no_constraint(source, &oid).await?,
+        Claim::Delete => {}
     }
     indexes::check(source, &oid).await
 }
@@ -46,6 +49,18 @@ async fn not_a_standby(source: &Source) -> Result<(), Failure> {
         return Err(failure(
             SourceError::SourceReadOnly,
             "spec.source.postgres.urlSecretRef leads to a standby: it must lead to the primary",
+        ));
+    }
+    Ok(())
+}
+
+/// Where the database does not know how texts are encoded, one of them that is no UTF-8 would stop every row behind it.
+async fn encoding(source: &Source) -> Result<(), Failure> {
+    let sql = "select pg_encoding_to_char(encoding) = 'SQL_ASCII' from pg_database where datname = current_database()";
+    if first(&rows(source, sql.to_owned()).await?, |row| flag(row, 0))? {
+        return Err(failure(
+            SourceError::ColumnInvalid,
+            "spec.source.postgres.urlSecretRef: the database has encoding SQL_ASCII, so its texts may be no UTF-8, which keys, types and payloads must be: move the table to a database with encoding UTF8",
         ));
     }
     Ok(())
@@ -187,20 +202,38 @@ fn denied(right: &str) -> Failure {
     )
 }
 
-async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
-    // Of a partitioned table, every partition needs it: rows are theirs.
+/// One of the tables that hold the rows, all partitions of a partitioned one, that has the `xid` constraint, or that has not.
+async fn constrained(source: &Source, oid: &str, has: bool) -> Result<Option<String>, Failure> {
+    let not = if has { "" } else { "not" };
     let sql = format!(
         "select p.relid::regclass::text from (select {oid}::oid::regclass as relid \
          union select relid from pg_partition_tree({oid}::oid::regclass)) p \
-         join pg_class k on k.oid = p.relid and k.relkind <> 'p' where not exists ( \
+         join pg_class k on k.oid = p.relid and k.relkind <> 'p' where {not} exists ( \
          select from pg_constraint c where c.conrelid = p.relid and c.contype = 'c' \
          and pg_get_constraintdef(c.oid) like 'CHECK ((xid = pg_current_xact_id()))%') limit 1"
     );
     let rows = rows(source, sql).await?;
-    let Some(row) = rows.first() else {
+    let table = rows.first().map(|row| parsed(row, 0)).transpose();
+    table.map_err(|error| classify(&error))
+}
+
+/// It refuses every update, which claim mode `Lease` makes of each row.
+async fn no_constraint(source: &Source, oid: &str) -> Result<(), Failure> {
+    let Some(table) = constrained(source, oid, true).await? else {
         return Ok(());
     };
-    let table: String = parsed(row, 0).map_err(|error| classify(&error))?;
+    Err(failure(
+        SourceError::ColumnInvalid,
+        format!(
+            "spec.source.postgres.claim: {table} has the constraint outbox_xid of claim mode Snapshot, which refuses every update: change the table as docs/claim-modes.md says"
+        ),
+    ))
+}
+
+async fn constraint(source: &Source, oid: &str) -> Result<(), Failure> {
+    let Some(table) = constrained(source, oid, false).await? else {
+        return Ok(());
+    };
     Err(failure(
         SourceError::ConstraintMissing,
         format!(

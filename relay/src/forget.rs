@@ -6,6 +6,7 @@
 use crate::broker;
 use crate::claim::row::flag;
 use crate::engine::{Setting, Stopped};
+use crate::lease;
 use crate::source::{Failure, Source, classify};
 use crate::sql::literal;
 use fanout_contract::reason::SourceError;
@@ -103,7 +104,8 @@ async fn delete_rows(source: &Source, cluster: &str, topic: &str) -> Result<bool
     // Locked, so that nobody takes a lease before the commit; afterwards there is none to take.
     let leases = transaction
         .query(format!(
-            "select expires_at > clock_timestamp() from fanout.leases where range_id in {ranges} order by range_id for update"
+            "select not {} from fanout.leases where range_id in {ranges} order by range_id for update",
+            lease::ended()
         ))
         .await?;
     for lease in &leases {

@@ -24,10 +24,9 @@ pub const fn meaning(code: RDKafkaErrorCode) -> Meaning {
         Code::MessageSizeTooLarge | Code::MessageBatchTooLarge | Code::InvalidMessageSize => {
             Meaning::Record(Unencodable::RecordTooLarge)
         }
-        // A topic that is compacted refuses records without a key; policies and checks of time stamps refuse others.
-        Code::InvalidRecord | Code::InvalidTimestamp | Code::PolicyViolation => {
-            Meaning::Record(Unencodable::RecordRefused)
-        }
+        // A topic that is compacted refuses records without a key; policies refuse others. A time stamp is the relay's own
+        // clock's: with another clock the same record is taken.
+        Code::InvalidRecord | Code::PolicyViolation => Meaning::Record(Unencodable::RecordRefused),
         Code::Authentication | Code::SaslAuthenticationFailed => {
             Meaning::Brokers(BrokerError::AuthenticationFailed)
         }
@@ -66,6 +65,11 @@ pub const fn refusal(code: RDKafkaErrorCode) -> Option<Unencodable> {
     }
 }
 
+/// True where a broker refused a record with `code`, whatever is at fault: the failures of other records follow from that.
+pub const fn is_cause(code: RDKafkaErrorCode) -> bool {
+    refusal(code).is_some() || matches!(code, RDKafkaErrorCode::InvalidTimestamp)
+}
+
 /// Why nothing can be produced to `topic`; `None` is a timeout.
 pub fn explain(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
     let (class, code) = match code.map(|code| (meaning(code), code)) {
@@ -86,6 +90,9 @@ pub fn explain(code: Option<RDKafkaErrorCode>, topic: &str) -> Failure {
         ),
         BrokerError::Unreachable => return unreachable(),
         BrokerError::TransactionsUnavailable => return no_transactions(code),
+        BrokerError::ProduceFailed if code == RDKafkaErrorCode::InvalidTimestamp => {
+            "the brokers refuse the time of this relay's records: its node's clock and theirs differ by more than message.timestamp.after.max.ms or message.timestamp.before.max.ms of the topic; set the clocks".to_owned()
+        }
         BrokerError::ProduceFailed => format!("the brokers refuse records (librdkafka {code:?})"),
     };
     failure(class, message)
@@ -153,7 +160,6 @@ mod tests {
     )]
     #[case(Code::InvalidMessageSize, Meaning::Record(Unencodable::RecordTooLarge))]
     #[case(Code::InvalidRecord, Meaning::Record(Unencodable::RecordRefused))]
-    #[case(Code::InvalidTimestamp, Meaning::Record(Unencodable::RecordRefused))]
     #[case(Code::PolicyViolation, Meaning::Record(Unencodable::RecordRefused))]
     // Nothing is parked for these: the same records are sent again once it is over.
     #[case(
@@ -199,6 +205,8 @@ mod tests {
         Meaning::Brokers(BrokerError::ProduceFailed)
     )]
     #[case(Code::LeaderNotAvailable, Meaning::Brokers(BrokerError::ProduceFailed))]
+    // The relay's clock is at fault, and every record would be parked.
+    #[case(Code::InvalidTimestamp, Meaning::Brokers(BrokerError::ProduceFailed))]
     // A storage error of one broker, or damage on the way, says nothing about the record.
     #[case(Code::KafkaStorageError, Meaning::Brokers(BrokerError::ProduceFailed))]
     #[case(Code::InvalidMessage, Meaning::Brokers(BrokerError::ProduceFailed))]
@@ -237,6 +245,8 @@ mod tests {
         }
         let refused = explain(Some(Code::NotEnoughReplicas), "posts");
         assert_eq!(refused.class, BrokerError::ProduceFailed);
+        let early = explain(Some(Code::InvalidTimestamp), "posts");
+        assert!(early.message.contains("clock"), "{early:?}");
         assert!(refused.message.contains("NotEnoughReplicas"), "{refused:?}");
     }
 }

@@ -204,12 +204,23 @@ pub async fn observe(source: &Source, member: &Member) -> Result<View, Failure> 
 fn observation(topic: i64) -> String {
     format!(
         "select h.*, (select json_agg(owner) from fanout.members where topic_id = {topic} \
-         and seen_at > clock_timestamp() - {}), \
-         r.id, r.lo, r.hi, l.term, case when l.expires_at > clock_timestamp() then l.owner end \
+         and seen_at > clock_timestamp() - {lease} and seen_at <= clock_timestamp() + {lease}), \
+         r.id, r.lo, r.hi, l.term, case when not {} then l.owner end \
          from {} join fanout.ranges r on true join fanout.leases l on l.range_id = r.id where r.topic_id = {topic} order by r.lo",
-        lease_interval(),
-        history()
+        ended(),
+        history(),
+        lease = lease_interval(),
     )
+}
+
+/// Whether a lease has ended, as an SQL condition.
+///
+/// One that ends later than any that is given out now was written before the database's clock went back: without this
+/// nobody would take the range until the clock has come as far again. An owner that is alive renews it; where another
+/// one is quicker, it is fenced as by any takeover.
+pub(crate) fn ended() -> String {
+    let lease = lease_interval();
+    format!("(expires_at <= clock_timestamp() or expires_at > clock_timestamp() + 2 * {lease})")
 }
 
 pub(crate) fn lease_interval() -> String {
@@ -264,9 +275,10 @@ pub async fn take(
     let rows = transaction
         .query(format!(
             "update fanout.leases set owner = {}, term = term + 1, expires_at = clock_timestamp() + {} \
-             where range_id = {range} and expires_at <= clock_timestamp() returning term",
+             where range_id = {range} and {} returning term",
             literal(&member.owner),
-            lease_interval()
+            lease_interval(),
+            ended()
         ))
         .await?;
     let Some(row) = rows.first() else {

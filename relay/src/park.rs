@@ -93,9 +93,15 @@ fn decode_held(row: &PgRow) -> Result<(&str, i64), sqlx::Error> {
 /// Below every id; the smallest number whose negative SQL can write.
 pub const BEFORE_ALL: i64 = -i64::MAX;
 
-/// Columns of a parked row as [`Row`] decodes them.
-const COPIED: &str = "d.id, d.event_id, d.key, d.type, d.subject, d.content_type, d.headers::text, d.traceparent, \
-     encode(d.payload, 'hex'), to_json(d.created_at at time zone 'UTC')";
+/// Columns of a parked row as [`Row`] decodes them. The id of a row without an order is made from what identifies it, which
+/// nobody needs any more; the event's id stands for it.
+fn copied(ordered: bool) -> String {
+    let identity = if ordered { "null" } else { "d.event_id" };
+    format!(
+        "d.id, d.event_id, d.key, d.type, d.subject, d.content_type, d.headers::text, d.traceparent, \
+         encode(d.payload, 'hex'), to_json(d.created_at at time zone 'UTC'), {identity}"
+    )
+}
 
 /// Parked and held rows that are to be published or dropped now, in the order of ids.
 #[derive(Debug)]
@@ -168,7 +174,8 @@ pub async fn page(
     on_parked: OnParked,
     limits: Limits,
 ) -> Result<Page, Failure> {
-    let sql = page_statement(range, after, on_parked, limits);
+    let ordered = source.outbox.columns.ordered();
+    let sql = page_statement(range, after, on_parked, limits, ordered);
     let rows = source.query_within(SCAN_TIMEOUT, sql).await?;
     Ok(Page { rows })
 }
@@ -177,8 +184,15 @@ pub async fn page(
 ///
 /// To be dropped: every row that says so. To be published: what is released, and what was held, but nothing behind the first
 /// row of its key that is still parked without an action, unless keys go on.
-fn page_statement(range: i64, after: i64, on_parked: OnParked, limits: Limits) -> String {
+fn page_statement(
+    range: i64,
+    after: i64,
+    on_parked: OnParked,
+    limits: Limits,
+    ordered: bool,
+) -> String {
     let Limits { rows, bytes } = limits;
+    let copied = copied(ordered);
     let blocks = on_parked == OnParked::Block;
     format!(
         "with b as materialized (select key, min(id) as id from fanout.parked where {blocks} and range_id = {range} \
@@ -188,7 +202,7 @@ fn page_statement(range: i64, after: i64, on_parked: OnParked, limits: Limits) -
          ((p.reason is null or p.action is not null) and (b.id is null or p.id < b.id))) order by p.id limit {rows}), \
          page as materialized (select id, row_number() over w as n, sum(weight) over w as bytes from due \
          window w as (order by id)) \
-         select d.action = 'Drop', {COPIED} from page join fanout.parked d on d.range_id = {range} and d.id = page.id \
+         select d.action = 'Drop', {copied} from page join fanout.parked d on d.range_id = {range} and d.id = page.id \
          where page.n = 1 or coalesce(page.bytes, 0) <= {bytes} order by d.id"
     )
 }

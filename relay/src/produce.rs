@@ -67,7 +67,7 @@ impl Tracker {
 #[derive(Debug, Default)]
 struct Answers {
     changed: Notify,
-    /// The first refusal of a record itself, which says more than the failures it drags along.
+    /// The first refusal of a record, which says more than the failures it drags along.
     refusal: OnceLock<RDKafkaErrorCode>,
     failure: OnceLock<RDKafkaErrorCode>,
     connection: broker::Probe,
@@ -75,7 +75,7 @@ struct Answers {
 
 impl Answers {
     fn fail(&self, code: RDKafkaErrorCode) {
-        let first = if kafka_error::refusal(code).is_some() {
+        let first = if kafka_error::is_cause(code) {
             &self.refusal
         } else {
             &self.failure

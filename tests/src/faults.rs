@@ -4,6 +4,7 @@
 //! The programs under test know nothing of them: what is killed at a chosen point is the real binary.
 
 pub mod api_proxy;
+pub mod clock;
 pub mod kafka_proxy;
 pub mod postgres_proxy;
 

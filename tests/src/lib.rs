@@ -16,6 +16,7 @@ pub mod configs;
 pub mod documents;
 pub mod faults;
 pub mod fleet;
+pub mod modes;
 pub mod objects;
 pub mod plot;
 pub mod process;

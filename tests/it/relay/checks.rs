@@ -183,6 +183,29 @@ async fn a_missing_or_unusable_index_is_found() {
     broken("check_index_invalid", invalid, class, "invalid").await;
 }
 
+/// A database that takes texts which are no UTF-8: one of them would stop every row behind it.
+#[tokio::test]
+async fn a_database_without_an_encoding_is_found() {
+    let sandbox = sandbox("check_encoding").await;
+    let database = format!("{}_ascii", sandbox.database);
+    execute(
+        &sandbox,
+        &format!(
+            "create database {database} encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0"
+        ),
+    )
+    .await;
+    let url = sandbox.relay_url.replace(&sandbox.database, &database);
+    let mut files = fanout_runtime::config::Files(sandbox.secret_files());
+    let url_file = fanout_tests::configs::URL_FILE.to_owned();
+    files.0.insert(url_file, url.into_bytes());
+    let config = sandbox.relay_config();
+    let source = fanout_relay::source::Source::connect(&config, &files).await;
+    let failure = checks::run(&source.unwrap()).await.unwrap_err();
+    assert_eq!(failure.class, SourceError::ColumnInvalid);
+    assert!(failure.message.contains("SQL_ASCII"), "{failure:?}");
+}
+
 #[tokio::test]
 async fn a_sequence_that_caches_is_found() {
     let class = SourceError::SequenceCached;

@@ -1,6 +1,7 @@
 //! What every claim mode promises, tried on each of them: under load, restarts and takeovers nothing is lost, aborted rows
 //! are not read, and the order per key holds.
 
+mod changing;
 mod columns;
 mod delete;
 mod guides;
@@ -10,16 +11,14 @@ use super::ranges::{expect_ranges, of_width};
 use super::{
     LIMIT, assert_not_repeated, execute, history, insert, sandbox, settled, source, value,
 };
-use fanout_contract::relay::{Claim, ColumnSource, Columns, RelayConfig, Source as SourceConfig};
+use fanout_contract::relay::{Claim, ColumnSource, RelayConfig, Source as SourceConfig};
 use fanout_relay::claim::{Ids, Queue, Shards, Taken};
 use fanout_relay::lease::{self as leases, Member};
 use fanout_relay::position::Fence;
 use fanout_tests::checker::load::{Journal, Load, Options};
 use fanout_tests::process::Relay;
 use fanout_tests::services::child::Signal;
-use fanout_tests::services::dirs;
-use fanout_tests::services::postgres::{APP_ROLE, RELAY_ROLE};
-use fanout_tests::{Sandbox, eventually, services};
+use fanout_tests::{Sandbox, eventually, modes, services};
 
 const ALL: Shards = Shards { lo: 0, hi: 64 };
 
@@ -55,73 +54,15 @@ on_every_mode!(
 );
 
 /// A sandbox whose relay claims by `claim`, and its configuration.
-async fn scene(test: &str, claim: Claim) -> (Sandbox, RelayConfig) {
+pub(super) async fn scene(test: &str, claim: Claim) -> (Sandbox, RelayConfig) {
     let sandbox = sandbox(&format!("{test}_{claim:?}").to_lowercase()).await;
-    let mut config = sandbox.relay_config();
-    let SourceConfig::Postgres(postgres) = &mut config.source;
-    postgres.claim = claim;
-    match claim {
-        Claim::Snapshot => {}
-        Claim::Lease => {
-            execute(&sandbox, "drop table outbox").await;
-            manifest(&sandbox, "outbox-lease.sql", "public.outbox").await;
-        }
-        // What is published is deleted from a table of its own, with other names: `outbox` stays as the truth.
-        Claim::Delete => {
-            execute(&sandbox, QUEUE).await;
-            "public.queue".clone_into(&mut postgres.table);
-            postgres.columns = Some(queue_columns());
-            postgres.r#match.clear();
-        }
-    }
+    let config = modes::prepare(&sandbox, services::postgres(), claim).await;
     (sandbox, config)
 }
-
-/// A table that gets a copy of each row of `outbox`, in the transaction that writes it.
-const QUEUE: &str = "
-    create table queue (number bigint primary key, event uuid not null, post text, kind text not null, about text,
-        media text not null, data bytea, at timestamptz not null);
-    create function copy() returns trigger language plpgsql security definer as $$ begin
-        insert into public.queue values (new.id, new.event_id, new.key, new.type, new.subject, new.content_type, new.payload, new.created_at);
-        return null;
-    end $$;
-    create trigger copy after insert on outbox for each row execute function copy();
-    grant select, delete on queue to fanout_relay";
 
 #[allow(clippy::unnecessary_wraps)] // as the fields of a mapping are
 fn column(name: &str) -> Option<ColumnSource> {
     Some(ColumnSource::Column(name.to_owned()))
-}
-
-fn queue_columns() -> Columns {
-    Columns {
-        id: column("number"),
-        event_id: column("event"),
-        key: column("post"),
-        r#type: column("kind"),
-        subject: column("about"),
-        content_type: column("media"),
-        payload: column("data"),
-        created_at: column("at"),
-        ..Columns::default()
-    }
-}
-
-/// Runs a file of `manifests/sql` for `table`.
-async fn manifest(sandbox: &Sandbox, file: &str, table: &str) {
-    let file = dirs::tests_dir().join("../manifests/sql").join(file);
-    let (database, table) = (sandbox.database.clone(), table.to_owned());
-    tokio::task::spawn_blocking(move || {
-        let variables = [
-            ("table", table.as_str()),
-            ("app_role", APP_ROLE),
-            ("relay_role", RELAY_ROLE),
-        ];
-        services::postgres().psql_file(&database, &file, &variables)
-    })
-    .await
-    .unwrap()
-    .unwrap();
 }
 
 /// Everything that was written is published, and the table says so.

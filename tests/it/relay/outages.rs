@@ -52,6 +52,44 @@ async fn the_relay_resumes_after_the_database_crashed() {
         .await;
 }
 
+/// Positions belong to a cluster and a topic: two clusters' topics of one name, fed from one table, share nothing.
+#[tokio::test]
+async fn topics_of_one_name_in_two_clusters_have_positions_of_their_own() {
+    let other = blocking(|| Arc::new(Kafka::start().unwrap())).await;
+    let sandbox = super::sandbox("outage_clusters").await;
+    let topic = &sandbox.kafka_topic;
+    other
+        .create_topic(topic, fanout_tests::PARTITIONS, &[])
+        .await;
+    super::insert(&sandbox, 500, 20).await;
+    let config = sandbox.relay_config();
+    let here = Relay::start(&sandbox, "here", &config).await;
+    here.wait_until(LIMIT, "published", |status| status.published_total == 500)
+        .await;
+    let mut elsewhere = config;
+    let fanout_contract::relay::Broker::Kafka(target) = &mut elsewhere.broker;
+    target.cluster.bootstrap_servers = other.bootstrap();
+    // What the first one published is not published there, and neither takes the other's ranges.
+    let there = Relay::start(&sandbox, "there", &elsewhere).await;
+    there
+        .wait_until(LIMIT, "published", |status| status.published_total == 500)
+        .await;
+    super::insert(&sandbox, 500, 20).await;
+    for relay in [&here, &there] {
+        relay
+            .wait_until(LIMIT, "published", |status| {
+                status.published_total == 1_000 && status.ranges.len() == 2
+            })
+            .await;
+    }
+    for bootstrap in [sandbox.bootstrap.clone(), other.bootstrap()] {
+        let log = fanout_tests::checker::log::Log::read(&bootstrap, topic).await;
+        assert_eq!(log.records.len(), 1_000);
+    }
+    let known = "select count(distinct cluster_id) from fanout.topics";
+    assert_eq!(super::value(&sandbox, known).await.as_deref(), Some("2"));
+}
+
 #[tokio::test]
 async fn the_relay_resumes_after_the_broker_was_away() {
     let kafka = blocking(|| Arc::new(Kafka::start().unwrap())).await;

@@ -1,11 +1,15 @@
 //! Parked rows are released or dropped by a statement, in order, by whoever owns their range.
 
 use super::parking::{expect_published, parked, row, set_limit};
-use super::{LIMIT, execute, sandbox, value};
-use fanout_contract::relay::OnParked;
+use super::{LIMIT, contract, execute, sandbox, value};
+use fanout_contract::relay::{Claim, OnParked};
 use fanout_tests::checker::log::Log;
+use fanout_tests::configs::URL_FILE;
+use fanout_tests::faults::Fault;
+use fanout_tests::faults::postgres_proxy::{APPEND, PostgresProxy, Statement};
 use fanout_tests::process::Relay;
-use fanout_tests::{Sandbox, eventually};
+use fanout_tests::services::postgres::{RELAY_ROLE, url_at};
+use fanout_tests::{Sandbox, eventually, services};
 use sqlx::Connection as _;
 use std::collections::HashSet;
 
@@ -158,12 +162,38 @@ async fn with_skip_a_key_goes_on_behind_its_parked_row() {
     expect_parked(&sandbox, Some("6:RecordTooLarge")).await;
 }
 
-/// Published, but not yet removed when the relay dies: the next owner repeats that page and goes on in order.
 #[tokio::test]
 async fn a_takeover_in_the_middle_of_a_release_loses_nothing() {
-    let sandbox = sandbox("release_takeover").await;
+    take_over(Claim::Snapshot).await;
+}
+
+#[tokio::test]
+async fn nor_in_claim_mode_lease() {
+    take_over(Claim::Lease).await;
+}
+
+#[tokio::test]
+async fn nor_in_claim_mode_delete() {
+    take_over(Claim::Delete).await;
+}
+
+/// Set aside, but not yet completed when the relay dies: the next owner claims the rows again, sets them aside again, which
+/// changes nothing, and only then releases. Published, but not yet removed when that one dies: the third repeats that page
+/// and goes on in order.
+async fn take_over(claim: Claim) {
+    let (sandbox, config) = contract::scene("release_takeover", claim).await;
     set_limit(&sandbox, "100000").await;
-    let relay = Relay::start(&sandbox, "a", &sandbox.relay_config()).await;
+    let proxy = PostgresProxy::start(services::postgres()).await.unwrap();
+    let mut files = sandbox.secret_files();
+    let url = url_at(proxy.port(), RELAY_ROLE, &sandbox.database);
+    files.insert(URL_FILE.to_owned(), url.into_bytes());
+    let early = Relay::start_with(&sandbox, "early", &config, files).await;
+    early
+        .wait_until(LIMIT, "both ranges", |status| status.ranges.len() == 2)
+        .await;
+    proxy
+        .script()
+        .rule(|write| (write.name == APPEND).then_some(Fault::Swallow));
     let rows: String = (1..=40)
         .map(|n| row(n, "'a'", if n == 1 { 300_000 } else { 16 }))
         .collect();
@@ -178,6 +208,17 @@ async fn a_takeover_in_the_middle_of_a_release_loses_nothing() {
         other => Err(format!("{other:?}")),
     })
     .await;
+    let swallowed = |writes: &[Statement]| writes.iter().any(|write| write.name == APPEND);
+    eventually(LIMIT, "nothing is completed", async || {
+        let writes = proxy.script().writes();
+        if swallowed(&writes) {
+            Ok(())
+        } else {
+            Err(format!("{writes:?}"))
+        }
+    })
+    .await;
+    early.kill();
     set_limit(&sandbox, "400000").await;
     // Who holds this row keeps the relay from removing what it has published.
     let mut dba = sqlx::PgConnection::connect(&sandbox.url).await.unwrap();
@@ -186,6 +227,7 @@ async fn a_takeover_in_the_middle_of_a_release_loses_nothing() {
         .await
         .unwrap();
     act(&sandbox, "Release", "p.key = 'a'").await;
+    let relay = Relay::start(&sandbox, "a", &config).await;
     let all: Vec<i64> = (1..=40).collect();
     let blocked = "select count(*) from pg_stat_activity where datname = current_database()
          and wait_event_type = 'Lock' and query like '%delete from fanout.parked%'";
@@ -207,7 +249,7 @@ async fn a_takeover_in_the_middle_of_a_release_loses_nothing() {
     let left = value(&sandbox, "select count(*) from fanout.parked").await;
     assert_eq!(left.as_deref(), Some("40"), "nothing was removed");
 
-    let _second = Relay::start(&sandbox, "b", &sandbox.relay_config()).await;
+    let _second = Relay::start(&sandbox, "b", &config).await;
     expect_parked(&sandbox, None).await;
     execute(&sandbox, &row(41, "'a'", 16)).await;
     let expected: Vec<i64> = (1..=41).collect();

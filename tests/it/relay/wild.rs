@@ -2,6 +2,7 @@
 
 mod adoption;
 mod away;
+mod clock;
 mod crash;
 mod failover;
 mod partitions;

@@ -11,14 +11,20 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 /// Statements of a relay that move something, by what their text has.
-const CHANGES: [(&str, &str); 3] = [
+const CHANGES: [(&str, &str); 5] = [
     ("set owner = '", TAKEOVER),
     ("insert into fanout.positions", APPEND),
+    // Claim modes Lease and Delete.
+    (
+        "u as (update \"public\".\"outbox\" set status = 'done'",
+        APPEND,
+    ),
+    ("u as (delete from \"public\".", APPEND),
     ("insert into fanout.parked", "park"),
 ];
 /// Takes a range.
 pub const TAKEOVER: &str = "takeover";
-/// Stores a position.
+/// Stores what is published: a position, or that rows are done.
 pub const APPEND: &str = "append";
 
 /// A statement that moves something.

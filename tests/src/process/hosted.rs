@@ -36,6 +36,7 @@ impl Hosted {
             dir,
             config.path(),
             &address.to_string(),
+            &Vec::new(),
         );
         Ok(Self {
             name: name.to_owned(),
@@ -68,6 +69,7 @@ impl Hosted {
             &self.dir,
             self.config.path(),
             &self.address.to_string(),
+            &Vec::new(),
         );
         self.restarts += 1;
         true

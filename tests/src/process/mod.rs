@@ -7,6 +7,7 @@ mod operator;
 pub use hosted::{Hosted, pod_address};
 pub use operator::{OperatorProcess, Usage};
 
+use crate::faults::clock::Environment;
 use crate::services::child::{self, Process, Signal, Spec};
 use crate::services::{dirs, say};
 use crate::{Sandbox, eventually, produced};
@@ -77,6 +78,7 @@ pub struct Worker<B: Binary> {
     dir: PathBuf,
     config: ConfigDir,
     files: Files,
+    environment: Environment,
     process: Process,
     admin: String,
     http: reqwest::Client,
@@ -96,6 +98,17 @@ impl<B: Binary> Worker<B> {
         config: &B::Config,
         files: Files,
     ) -> Self {
+        Self::start_under(sandbox, instance, config, files, Environment::new()).await
+    }
+
+    /// [`Self::start_with`] environment variables beside those of this process.
+    pub async fn start_under(
+        sandbox: &Sandbox,
+        instance: &str,
+        config: &B::Config,
+        files: Files,
+        environment: Environment,
+    ) -> Self {
         let unique = format!("{instance}-{:04x}", rand::random::<u16>());
         let dir = sandbox.dir().join(unique);
         let mut config_dir = ConfigDir::new(dir.join("config")).expect("a folder can be made");
@@ -103,12 +116,20 @@ impl<B: Binary> Worker<B> {
         config_dir.replace(&files).expect("files can be written");
         fanout_runtime::tls::install_ring_provider();
         let program = program(B::NAME);
-        let process = spawn(&program, instance, &dir, config_dir.path(), ANY_PORT);
+        let process = spawn(
+            &program,
+            instance,
+            &dir,
+            config_dir.path(),
+            ANY_PORT,
+            &environment,
+        );
         let mut worker = Self {
             instance: instance.to_owned(),
             dir,
             config: config_dir,
             files,
+            environment,
             process,
             admin: String::new(),
             http: reqwest::Client::builder()
@@ -135,6 +156,7 @@ impl<B: Binary> Worker<B> {
             &self.dir,
             self.config.path(),
             ANY_PORT,
+            &self.environment,
         );
         self.wait_for_admin().await;
     }
@@ -298,7 +320,14 @@ fn note_secrets(files: &Files) {
     secrets.for_each(|(name, contents)| produced::note_secret(name, contents));
 }
 
-fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path, admin: &str) -> Process {
+fn spawn(
+    program: &Path,
+    instance: &str,
+    dir: &Path,
+    config: &Path,
+    admin: &str,
+    environment: &Environment,
+) -> Process {
     let address_file = dir.join("admin-addr");
     // What an earlier process wrote there is not the new one's address.
     std::fs::remove_file(&address_file).ok();
@@ -312,6 +341,7 @@ fn spawn(program: &Path, instance: &str, dir: &Path, config: &Path, admin: &str)
             "--log-filter",
             "debug,hyper=info,rustls=info",
         ])
+        .envs(environment)
         .spawn()
         .unwrap_or_else(|error| panic!("{}: {error:#}", program.display()))
 }

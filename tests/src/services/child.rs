@@ -56,6 +56,13 @@ impl Spec {
         self
     }
 
+    /// Environment variables beside those of this process.
+    #[must_use]
+    pub fn envs(mut self, variables: &[(&'static str, OsString)]) -> Self {
+        self.env.extend_from_slice(variables);
+        self
+    }
+
     /// Run as this user when the current one is root.
     #[must_use]
     pub fn user(mut self, user: &'static str) -> Self {

@@ -3,6 +3,7 @@
 use super::child::{Process, Signal, Spec, as_user};
 use super::{dirs, is_root, ports, run};
 use crate::Deadline;
+use crate::faults::clock::Environment;
 use anyhow::Context;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,12 +26,18 @@ pub struct Postgres {
     port: u16,
     dir: PathBuf,
     bin: PathBuf,
+    environment: Environment,
     process: Mutex<Option<Process>>,
 }
 
 impl Postgres {
     /// Creates a cluster in the run folder and starts it, with the template database.
     pub fn start() -> anyhow::Result<Self> {
+        Self::start_under(Environment::new())
+    }
+
+    /// [`Self::start`] with environment variables beside those of this process.
+    pub fn start_under(environment: Environment) -> anyhow::Result<Self> {
         let bin = binaries()?;
         let port = ports::free()?;
         let dir = dirs::private(&format!("postgres-{port}"), 0o700)?;
@@ -58,6 +65,7 @@ impl Postgres {
             port,
             dir,
             bin,
+            environment,
             process: Mutex::new(None),
         };
         server.start_again()?;
@@ -93,6 +101,7 @@ impl Postgres {
             port,
             dir,
             bin: self.bin.clone(),
+            environment: self.environment.clone(),
             process: Mutex::new(None),
         };
         server.start_again()?;
@@ -117,6 +126,7 @@ impl Postgres {
         let log = dirs::run().join(format!("postgres-{}.log", self.port));
         let process = Spec::new(self.bin.join("postgres"), &self.dir, &log)
             .user("postgres")
+            .envs(&self.environment)
             // Immediate shutdown: the server ends its own children and returns its shared memory.
             .death_signal("QUIT")
             .args(["-D".as_ref(), self.dir.join("data").as_os_str()])

@@ -107,6 +107,21 @@ async fn a_table_without_an_order_is_published_and_said_to_have_none() {
         Ok(())
     })
     .await;
+    // Nor when the row was parked and is released.
+    execute(
+        &sandbox,
+        "update fanout.parked set type = 'mended', action = 'Release'",
+    )
+    .await;
+    eventually(LIMIT, "the parked row is released", async || {
+        let log = Log::read(&sandbox.bootstrap, &sandbox.kafka_topic).await;
+        let mut records = log.records.iter();
+        let released = records.find(|record| record.attributes().r#type == "mended");
+        let released = released.ok_or("not yet")?;
+        assert_eq!(released.header("ce_sequence"), None);
+        Ok::<_, &str>(())
+    })
+    .await;
 }
 
 #[tokio::test]
