@@ -37,6 +37,9 @@ async fn a_relay_whose_wall_clock_jumps_publishes_on_and_parks_nothing() {
     let sandbox = super::super::sandbox("clock_relay").await;
     let clock = Clock::new().unwrap();
     let relay = relay(&sandbox, "a", &clock).await;
+    relay
+        .wait_until(LIMIT, "both ranges", |status| status.ranges.len() == 2)
+        .await;
     let load = Load::start(&sandbox, &endless()).await;
     let before = term(&sandbox).await;
     for seconds in [HOUR / 2, -DAY, 0] {
