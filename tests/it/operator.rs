@@ -443,7 +443,14 @@ async fn a_second_operator_takes_over_and_writes_nothing(
 
 /// Observation comes after configuration: the first depth of each Subscription is a write that has to be over.
 async fn depths_are_known(cluster: &Cluster, namespace: &str) {
-    for name in ["plain", "alone", "refused", "unlabelled", "no-key"] {
+    for name in [
+        "plain",
+        "alone",
+        "refused",
+        "unlabelled",
+        "no-key",
+        "bad-filter",
+    ] {
         eventually(LIMIT, "the depth is known", async || {
             let found: Subscription = cluster.get(namespace, name).await?;
             let depth = found.status.and_then(|status| status.depth);
